@@ -5,10 +5,12 @@
 pub mod dtype;
 pub mod error;
 pub mod format;
+pub mod memory;
 // pub mod model;
 // pub mod ops;
 // pub mod sampling;
 // pub mod segment;
+pub mod shape;
 // pub mod state;
 // pub mod view;
 
