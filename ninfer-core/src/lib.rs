@@ -2,6 +2,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // pub mod backend;
+pub mod capability;
+pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod format;

@@ -271,14 +271,14 @@ impl ModelShape {
                 return Err(Error::OutOfRange { what, got: value.to_string(), legal: format!("1 to {MAX_DIM}") });
             }
         }
-        if a.query_heads % a.kv_heads != 0 {
+        if !a.query_heads.is_multiple_of(a.kv_heads) {
             return Err(Error::OutOfRange {
                 what: "query heads",
                 got: a.query_heads.to_string(),
                 legal: format!("multiples of the {} KV heads", a.kv_heads),
             });
         }
-        if g.value_heads % g.key_heads != 0 {
+        if !g.value_heads.is_multiple_of(g.key_heads) {
             return Err(Error::OutOfRange {
                 what: "GDN value heads",
                 got: g.value_heads.to_string(),
