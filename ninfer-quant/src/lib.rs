@@ -1,1 +1,31 @@
-//! ninfer-quant
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+pub mod bridge;
+pub mod checkpoint;
+pub mod codes;
+mod dequantize;
+mod encode;
+pub mod error;
+pub mod experts;
+pub mod fp8;
+pub mod groupwise;
+mod int4;
+pub mod nvfp4;
+pub mod packed;
+pub mod plain;
+pub mod recipe;
+pub mod report;
+pub mod role;
+mod rows;
+mod stored;
+
+pub use dequantize::{dequantize_ref, dequantize_ref_row};
+pub use encode::encode;
+pub use error::{Error, Result};
+pub use experts::FusedExperts;
+pub use packed::{Fp8ScaleVec, PackedMatrix, PackedParts};
+pub use recipe::{Conversion, Recipe, convert};
+pub use report::ErrorReport;
+pub use role::TensorRole;

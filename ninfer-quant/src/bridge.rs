@@ -1,0 +1,103 @@
+//! The bridge from NVFP4 to FP8, for devices whose matrix units take E4M3 but not E2M1.
+//!
+//! An NVFP4 weight is `u · m`, where `u = e2m1 · e4m3` has at most six significant bits and `m` is the matrix's multiplier
+//! (`1/g` or `g`). [`BridgeScale::Pow2Row`] stores `e4m3(u / 2^k)` with the row scale `2^k · m`, where `k` is the smallest
+//! integer for which the row fits, `max|u| ≤ 448 · 2^k`. Dividing by a power of two changes no significant bit, so an E2M1
+//! code of 0.5, 1, 2 or 4 (and half of the products of 1.5, 3 and 6) lands on an E4M3 number exactly.
+//!
+//! Error of the conversion, for a weight `w` and its image `ŵ`, with the row (or block) scale `s`:
+//!
+//! | scale | bound | mean on a trained model |
+//! |---|---|---|
+//! | 2^k · m | `|ŵ − w| ≤ max(|w| / 21, s / 1024)` | 0.8 % |
+//! | max of the row / 448 | `|ŵ − w| ≤ max(|w| / 17, s / 1024)` | 2.4 % |
+//!
+//! plus a few roundings of f32. 1/21 is the worst product that falls between two E4M3 numbers (a significand of 21 between
+//! 20 and 22); 1/17 is the general half step; `s / 1024` is half the step of the E4M3 subnormals. A larger `k` would leave the
+//! normal numbers as they are and move more weights among the subnormals, a smaller one would saturate: within this form
+//! the choice of `k` is the best one. Blocks have smaller maxima than rows, hence fewer subnormals.
+
+use ninfer_core::format::{FP8_BLOCK, NVFP4_GROUP};
+use ninfer_core::{PackedData, PackedRef};
+
+use crate::codes::{E4M3_MAX, decode_e2m1_scaled, decode_e4m3, encode_e4m3};
+use crate::nvfp4::multiplier;
+use crate::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, Result, dequantize_ref, fp8};
+
+/// How the FP8 scales are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BridgeScale {
+    /// One scale per row: a power of two times the matrix's multiplier.
+    #[default]
+    Pow2Row,
+    /// One scale per row: the row's maximum / 448.
+    AmaxRow,
+    /// One scale per 128×128 block: a power of two times the matrix's multiplier.
+    Pow2Block,
+}
+
+/// Converts an NVFP4 matrix to FP8.
+///
+/// # Errors
+/// [`Error::Conversion`] if the matrix is not NVFP4; [`Error::NonFinite`] or [`Error::Overflow`] if it was never checked
+/// and holds scales that [`PackedMatrix::new`] refuses.
+///
+/// ```
+/// use ninfer_core::WeightFormat;
+/// use ninfer_quant::bridge::{BridgeScale, bridge};
+/// use ninfer_quant::encode;
+/// let w: Vec<f32> = (0..64).map(|i| (i as f32 - 32.0) / 64.0).collect();
+/// let nvfp4 = encode(WeightFormat::Nvfp4, 2, 32, &w)?;
+/// let fp8 = bridge(&nvfp4.as_ref(), BridgeScale::Pow2Row)?;
+/// assert_eq!(fp8.format(), WeightFormat::Fp8Row);
+/// for (a, b) in fp8.dequantize().iter().zip(nvfp4.dequantize()) {
+///     assert!((a - b).abs() <= b.abs() / 20.9);
+/// }
+/// # Ok::<(), ninfer_quant::Error>(())
+/// ```
+pub fn bridge(m: &PackedRef<'_>, scale: BridgeScale) -> Result<PackedMatrix> {
+    let PackedData::Nvfp4 { codes, scales, global } = m.data() else {
+        return Err(Error::Conversion { conversion: "the bridge from NVFP4 to FP8", stored: m.format() });
+    };
+    let (rows, cols) = (m.rows(), m.cols());
+    if scale == BridgeScale::AmaxRow {
+        return fp8::encode_rows(rows, cols, &dequantize_ref(m)?);
+    }
+    let (mut units, m) = (vec![0.0; rows * cols], multiplier(global));
+    let groups = units.chunks_exact_mut(NVFP4_GROUP).zip(codes.chunks_exact(NVFP4_GROUP / 2));
+    for ((u, codes), &s) in groups.zip(scales) {
+        decode_e2m1_scaled(codes, decode_e4m3(s), u);
+    }
+    let (high, wide) = if scale == BridgeScale::Pow2Block { (FP8_BLOCK, FP8_BLOCK) } else { (1, cols) };
+    let tiles = cols.div_ceil(wide.max(1));
+    let mut amax = vec![0.0f32; rows.div_ceil(high) * tiles];
+    for (row, u) in units.chunks_exact(cols.max(1)).enumerate() {
+        for (a, u) in amax[row / high * tiles..].iter_mut().zip(u.chunks(wide)) {
+            *a = u.iter().fold(*a, |a, x| a.max(x.abs()));
+        }
+    }
+    let powers: Vec<f32> = amax.iter().map(|&a| power(a, m)).collect();
+    let mut out = Vec::with_capacity(units.len());
+    for (row, u) in units.chunks_exact(cols.max(1)).enumerate() {
+        for (u, p) in u.chunks(wide).zip(&powers[row / high * tiles..]) {
+            out.extend(u.iter().map(|x| encode_e4m3(x / p)));
+        }
+    }
+    let scales: Vec<f32> = powers.iter().map(|p| p * m).collect();
+    let scales = if scale == BridgeScale::Pow2Block { Fp8ScaleVec::Block(scales) } else { Fp8ScaleVec::Row(scales) };
+    PackedMatrix::new(rows, cols, PackedParts::Fp8 { codes: out, scales })
+}
+
+/// The smallest `2^k` with `amax ≤ 448 · 2^k` for which `2^k · multiplier` is a normal number; 1 for zeros.
+fn power(amax: f32, multiplier: f32) -> f32 {
+    if amax == 0.0 {
+        return 1.0;
+    }
+    // amax is 0.5 · 2⁻⁹ at least and 6 · 448 at most.
+    let mut p = 8.0f32;
+    while amax <= E4M3_MAX * (p / 2.0) && p / 2.0 * multiplier >= f32::MIN_POSITIVE {
+        p /= 2.0;
+    }
+    p
+}
