@@ -1,23 +1,23 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// pub mod backend;
+pub mod backend;
 pub mod capability;
 pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod format;
 pub mod memory;
-// pub mod model;
-// pub mod ops;
-// pub mod sampling;
-// pub mod segment;
+pub mod model;
+pub mod ops;
+pub mod sampling;
+pub mod segment;
 pub mod shape;
-// pub mod state;
-// pub mod view;
+pub mod state;
+pub mod view;
 
-// pub use backend::{Backend, DeviceBuffer, DeviceWeight, Recorder};
+pub use backend::{Backend, DeviceBuffer, DeviceWeight, Recorder};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use format::{PackedData, PackedRef, WeightFormat};
-// pub use view::View;
+pub use view::View;

@@ -1,1 +1,5 @@
-//! ninfer-kernels
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "cpu")]
+pub mod cpu;

@@ -1,0 +1,142 @@
+//! Gated full attention over a paged KV cache.
+
+use super::{Check, recorder_methods};
+use crate::backend::Backend;
+use crate::segment::{Batch, PAGE_TOKENS};
+use crate::{DType, Result, View};
+
+/// The paged cache of one layer.
+///
+/// A page holds 64 tokens of all KV heads: element `(page, head, token, d)` stands at row
+/// `(page · Hkv + head) · 64 + token`. Keys are normed and rotated, values raw. Page 0 … `pages − 1` belong to one pool
+/// shared by all sequences; a page table gives each sequence its pages in order.
+#[derive(Clone, Debug)]
+pub struct KvLayer<B: Backend> {
+    /// `[pages · Hkv · 64, D]` in one of [`Backend::kv_dtypes`].
+    pub keys: View<B>,
+    /// As `keys`.
+    pub values: View<B>,
+    /// I32 `[slots, pages per sequence]`; entries behind the last used page are not read.
+    pub pages: View<B>,
+    /// `Hkv`.
+    pub heads: usize,
+}
+
+impl<B: Backend> KvLayer<B> {
+    pub(crate) fn check(&self, c: Check, head_dim: usize) -> Result<()> {
+        c.at_least("KV heads", 1, self.heads)?;
+        c.divides("rows of the key pages", self.heads * PAGE_TOKENS, self.keys.rows())?;
+        c.view("keys", &self.keys, self.keys.dtype(), self.keys.rows(), head_dim)?;
+        c.view("values", &self.values, self.keys.dtype(), self.keys.rows(), head_dim)?;
+        c.view("pages", &self.pages, DType::I32, self.pages.rows(), self.pages.cols())
+    }
+}
+
+/// Rotary frequencies.
+#[derive(Clone, Debug)]
+pub struct RopeTable<B: Backend> {
+    /// f32 `[1, R/2]`: `theta^(−2f/R)`, possibly scaled for long contexts. The angle is `position · frequency` formed in f32.
+    pub frequencies: View<B>,
+    /// Multiplies cosine and sine; 1 except for YaRN.
+    pub magnitude: f32,
+    /// Subtracted from the position of a row before rotating: 0 for the model, 1 for the MTP block, whose slot `s` holds
+    /// the row of position `s − 1`. A position below the shift rotates as position 0.
+    pub shift: u32,
+}
+
+/// Head norms, rotation and the append to the cache.
+///
+/// `q = rope(N_q(query))`, `k = rope(N_k(key))` per head; keys and raw values go to the pages at the position of the row.
+/// Rotation pairs feature `f` with `f + R/2` inside the first `R` features of a head; the others pass through.
+#[derive(Clone, Debug)]
+pub struct RopeAppend<B: Backend> {
+    /// Rows of the call.
+    pub batch: Batch<B>,
+    /// act `[T, Hq · 2D]`: per head `D` query values, then `D` output-gate values.
+    pub query_gate: View<B>,
+    /// act `[T, Hkv · D]`.
+    pub key: View<B>,
+    /// act `[T, Hkv · D]`.
+    pub value: View<B>,
+    /// f32 `[2, D]`: zero-centred gains of query (row 0) and key (row 1).
+    pub gains: View<B>,
+    /// Epsilon of both norms.
+    pub eps: f32,
+    /// Rotary frequencies.
+    pub rope: RopeTable<B>,
+    /// act `[T, Hq · D]`: normed and rotated queries.
+    pub query: View<B>,
+    /// The cache.
+    pub kv: KvLayer<B>,
+}
+
+impl<B: Backend> RopeAppend<B> {
+    pub(crate) fn check(&self) -> Result<()> {
+        let c = Check("rope_append");
+        let (t, act, d) = (self.batch.rows, self.query.dtype(), self.gains.cols());
+        c.view("gains", &self.gains, DType::F32, 2, d)?;
+        c.divides("columns of query", d, self.query.cols())?;
+        c.view("query", &self.query, act, t, self.query.cols())?;
+        c.view("query_gate", &self.query_gate, act, t, 2 * self.query.cols())?;
+        c.view("key", &self.key, act, t, self.kv.heads * d)?;
+        c.view("value", &self.value, act, t, self.kv.heads * d)?;
+        let half = self.rope.frequencies.cols();
+        c.view("frequencies", &self.rope.frequencies, DType::F32, 1, half)?;
+        c.at_least("head size", 2 * half, d)?;
+        self.kv.check(c, d)
+    }
+}
+
+/// Causal attention with the output gate: `y = softmax(q·Kᵀ / √D) V ⊙ sigmoid(gate)`.
+///
+/// The row at position `p` sees keys `first_key ..= p` of its sequence; query head `j` reads KV head `j / (Hq/Hkv)`.
+/// Softmax in f32. Partial results, where a backend splits the keys, belong to fixed leaves of 256 keys by absolute position.
+#[derive(Clone, Debug)]
+pub struct Attend<B: Backend> {
+    /// Rows of the call.
+    pub batch: Batch<B>,
+    /// act `[T, Hq · D]` from [`RopeAppend`].
+    pub query: View<B>,
+    /// act `[T, Hq · 2D]`: the projection that holds the gates.
+    pub query_gate: View<B>,
+    /// The cache.
+    pub kv: KvLayer<B>,
+    /// First visible key: 0 for the model, 1 for the MTP block, whose slot 0 is never written.
+    pub first_key: u32,
+    /// act `[T, Hq · D]`.
+    pub output: View<B>,
+}
+
+impl<B: Backend> Attend<B> {
+    pub(crate) fn check(&self) -> Result<()> {
+        let c = Check("attend");
+        let (t, act, d) = (self.batch.rows, self.query.dtype(), self.kv.keys.cols());
+        self.kv.check(c, d)?;
+        c.divides("columns of query", self.kv.heads * d, self.query.cols())?;
+        c.view("query", &self.query, act, t, self.query.cols())?;
+        c.view("query_gate", &self.query_gate, act, t, 2 * self.query.cols())?;
+        c.view("output", &self.output, act, t, self.query.cols())
+    }
+}
+
+/// Attention.
+pub trait AttentionOps: Backend {
+    /// See [`RopeAppend`].
+    ///
+    /// # Errors
+    /// [`crate::Error::ContextOverflow`] if a position has no page, or what the device reports.
+    fn rope_append(&self, queue: &mut Self::Queue, op: RopeAppend<Self>) -> Result<()>;
+
+    /// See [`Attend`].
+    ///
+    /// # Errors
+    /// As [`AttentionOps::rope_append`].
+    fn attend(&self, queue: &mut Self::Queue, op: Attend<Self>) -> Result<()>;
+}
+
+recorder_methods! { AttentionOps:
+    /// Runs or records a [`RopeAppend`].
+    rope_append(RopeAppend),
+    /// Runs or records an [`Attend`].
+    attend(Attend),
+}

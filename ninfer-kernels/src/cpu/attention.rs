@@ -1,0 +1,281 @@
+//! Gated full attention over paged keys and values.
+
+use std::cell::RefCell;
+
+use half::bf16;
+use ninfer_core::ops::{Attend, KvLayer, RopeAppend};
+use ninfer_core::segment::{PAGE_TOKENS, Segment};
+use ninfer_core::{DType, Error, Result};
+
+use super::Cpu;
+use super::buffer::{Access, Element};
+use super::norm::{normalise, sigmoid};
+use super::parallel::{Shared, split};
+use super::queue::Scratch;
+use super::rows::Rows;
+use super::simd::{Isa, dispatch, mul_add, reduce};
+
+/// Element of a KV page.
+pub(super) trait KvElement: Element + Send + Sync {
+    fn load(self) -> f32;
+    fn store(x: f32) -> Self;
+}
+
+impl KvElement for f32 {
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn store(x: f32) -> Self {
+        x
+    }
+}
+
+impl KvElement for bf16 {
+    #[inline(always)]
+    fn load(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn store(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+/// Row of the page matrices that holds the keys of a head at a position.
+struct Pages<'a> {
+    table: &'a [i32],
+    stride: usize,
+    per_sequence: usize,
+    slots: usize,
+    heads: usize,
+    rows: usize,
+}
+
+impl<'a> Pages<'a> {
+    fn new(access: &'a Access, kv: &KvLayer<Cpu>) -> Result<Self> {
+        Ok(Self {
+            table: access.read("pages", &kv.pages)?,
+            stride: kv.pages.stride(),
+            per_sequence: kv.pages.cols(),
+            slots: kv.pages.rows(),
+            heads: kv.heads,
+            rows: kv.keys.rows(),
+        })
+    }
+
+    /// First row of the page that holds position `p`, for head 0. Checked.
+    fn page(&self, segment: &Segment, page: usize) -> Result<usize> {
+        let overflow =
+            Error::ContextOverflow { requested: (page + 1) * PAGE_TOKENS, limit: self.per_sequence * PAGE_TOKENS };
+        let slot = segment.slot as usize;
+        if slot >= self.slots || page >= self.per_sequence {
+            return Err(overflow);
+        }
+        let entry = usize::try_from(self.table[slot * self.stride + page]).map_err(|_| overflow.clone())?;
+        let first = entry * self.heads * PAGE_TOKENS;
+        if first + self.heads * PAGE_TOKENS > self.rows { Err(overflow) } else { Ok(first) }
+    }
+}
+
+pub(super) fn rope_append(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
+    match op.kv.keys.dtype() {
+        DType::Bf16 => rope_append_as::<bf16>(op, isa, scratch),
+        _ => rope_append_as::<f32>(op, isa, scratch),
+    }
+}
+
+fn rope_append_as<E: KvElement>(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
+    let access = Access::new("rope_append");
+    let rows = Rows::read(&access, "rope_append", &op.batch)?;
+    let (d, heads) = (op.gains.cols(), op.query.cols() / op.gains.cols());
+    let query_gate: &[f32] = access.read("query_gate", &op.query_gate)?;
+    let key: &[f32] = access.read("key", &op.key)?;
+    let value: &[f32] = access.read("value", &op.value)?;
+    let gains: &[f32] = access.read("gains", &op.gains)?;
+    let frequencies: &[f32] = access.read("frequencies", &op.rope.frequencies)?;
+    let pages = Pages::new(&access, &op.kv)?;
+    let query: &mut [f32] = access.write("query", &op.query)?;
+    let keys: &mut [E] = access.write("keys", &op.kv.keys)?;
+    let values: &mut [E] = access.write("values", &op.kv.values)?;
+    let (q_gain, k_gain) = (&gains[..d], &gains[op.gains.stride()..][..d]);
+    let half = frequencies.len();
+    let [rotation, head] = scratch.floats([2 * half, d]);
+    for segment in rows.segments() {
+        for i in 0..segment.len as usize {
+            let (t, position) = (segment.row as usize + i, segment.start as usize + i);
+            let angle_position = position.saturating_sub(op.rope.shift as usize) as f32;
+            let (cos, sin) = rotation.split_at_mut(half);
+            for ((c, s), f) in cos.iter_mut().zip(sin.iter_mut()).zip(frequencies) {
+                // The angle is formed in f32; sine and cosine of it are accurate.
+                let angle = f64::from(angle_position * f);
+                *c = angle.cos() as f32 * op.rope.magnitude;
+                *s = angle.sin() as f32 * op.rope.magnitude;
+            }
+            for h in 0..heads {
+                let source = &query_gate[t * op.query_gate.stride() + h * 2 * d..][..d];
+                let target = &mut query[t * op.query.stride() + h * d..][..d];
+                normalise(isa, source, q_gain, op.eps, target);
+                rotate(target, cos, sin);
+            }
+            let page = pages.page(segment, position / PAGE_TOKENS)?;
+            for h in 0..op.kv.heads {
+                let row = page + h * PAGE_TOKENS + position % PAGE_TOKENS;
+                normalise(isa, &key[t * op.key.stride() + h * d..][..d], k_gain, op.eps, head);
+                rotate(head, cos, sin);
+                store(head, &mut keys[row * op.kv.keys.stride()..][..d]);
+                store(&value[t * op.value.stride() + h * d..][..d], &mut values[row * op.kv.values.stride()..][..d]);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn store<E: KvElement>(from: &[f32], to: &mut [E]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = E::store(*from);
+    }
+}
+
+/// Rotates pairs `(f, f + R/2)`; `cos` and `sin` have `R/2` entries.
+fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, rest) = head.split_at_mut(cos.len());
+    for (((a, b), c), s) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
+        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+    }
+}
+
+thread_local! {
+    /// Scores of one query head; grows to the context.
+    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn attend(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
+    match op.kv.keys.dtype() {
+        DType::Bf16 => attend_as::<bf16>(op, isa, scratch),
+        _ => attend_as::<f32>(op, isa, scratch),
+    }
+}
+
+fn attend_as<E: KvElement>(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
+    let access = Access::new("attend");
+    let rows = Rows::read(&access, "attend", &op.batch)?;
+    let d = op.kv.keys.cols();
+    let heads = op.query.cols() / d;
+    let query: &[f32] = access.read("query", &op.query)?;
+    let query_gate: &[f32] = access.read("query_gate", &op.query_gate)?;
+    let keys: &[E] = access.read("keys", &op.kv.keys)?;
+    let values: &[E] = access.read("values", &op.kv.values)?;
+    let pages = Pages::new(&access, &op.kv)?;
+    let output: &mut [f32] = access.write("output", &op.output)?;
+    let shared = Shared::new(output);
+    for segment in rows.segments().iter().filter(|s| s.len > 0) {
+        let visible = (segment.start + segment.len) as usize;
+        scratch.indices.clear();
+        for page in 0..visible.div_ceil(PAGE_TOKENS) {
+            scratch.indices.push(pages.page(segment, page)? as u32);
+        }
+        let page_rows = &scratch.indices;
+        let count = segment.len as usize * heads;
+        split(count, 1, count * visible * d * 2, &|range| {
+            for item in range {
+                let (i, h) = (item / heads, item % heads);
+                let (t, position) = (segment.row as usize + i, segment.start as usize + i);
+                let first = op.first_key as usize;
+                let at = t * op.output.stride() + h * d;
+                // SAFETY: each item owns one head of one row.
+                let out = unsafe { shared.range(at..at + d) };
+                let head = Head {
+                    query: &query[t * op.query.stride() + h * d..][..d],
+                    keys,
+                    key_stride: op.kv.keys.stride(),
+                    values,
+                    value_stride: op.kv.values.stride(),
+                    pages: page_rows,
+                    head_row: h / (heads / op.kv.heads) * PAGE_TOKENS,
+                    visible: first..position + 1,
+                };
+                SCORES.with_borrow_mut(|scores| attend_head(isa, &head, scores, out));
+                let gate = &query_gate[t * op.query_gate.stride() + h * 2 * d + d..][..d];
+                for (o, g) in out.iter_mut().zip(gate) {
+                    *o *= sigmoid(*g);
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+struct Head<'a, E> {
+    query: &'a [f32],
+    keys: &'a [E],
+    key_stride: usize,
+    values: &'a [E],
+    value_stride: usize,
+    /// First row of each page of the sequence.
+    pages: &'a [u32],
+    /// Offset of the KV head inside a page.
+    head_row: usize,
+    visible: std::ops::Range<usize>,
+}
+
+impl<E> Head<'_, E> {
+    #[inline(always)]
+    fn row(&self, position: usize) -> usize {
+        self.pages[position / PAGE_TOKENS] as usize + self.head_row + position % PAGE_TOKENS
+    }
+}
+
+dispatch! {
+    /// `out = softmax(q·Kᵀ / √D) V` for one query head, keys in ascending order.
+    fn attend_head<E: KvElement>(head: &Head<'_, E>, scores: &mut Vec<f32>, out: &mut [f32]) = attend_head_body
+}
+
+#[inline(always)]
+fn attend_head_body<const FMA: bool, E: KvElement>(head: &Head<'_, E>, scores: &mut Vec<f32>, out: &mut [f32]) {
+    let d = out.len();
+    let scale = 1.0 / (d as f32).sqrt();
+    scores.clear();
+    let mut max = f32::NEG_INFINITY;
+    for position in head.visible.clone() {
+        let key = &head.keys[head.row(position) * head.key_stride..][..d];
+        let score = dot_kv::<FMA, E>(head.query, key) * scale;
+        max = max.max(score);
+        scores.push(score);
+    }
+    let mut sum = 0.0;
+    for score in scores.iter_mut() {
+        *score = (*score - max).exp();
+        sum += *score;
+    }
+    out.fill(0.0);
+    for (position, weight) in head.visible.clone().zip(scores.iter()) {
+        let value = &head.values[head.row(position) * head.value_stride..][..d];
+        for (o, v) in out.iter_mut().zip(value) {
+            *o = mul_add::<FMA>(*weight, v.load(), *o);
+        }
+    }
+    if sum > 0.0 {
+        let inverse = 1.0 / sum;
+        out.iter_mut().for_each(|o| *o *= inverse);
+    } else if sum.is_nan() {
+        out.fill(f32::NAN);
+    }
+}
+
+#[inline(always)]
+fn dot_kv<const FMA: bool, E: KvElement>(q: &[f32], k: &[E]) -> f32 {
+    let mut acc = [0.0; 16];
+    let (q16, q_rest) = q.as_chunks::<16>();
+    let (k16, k_rest) = k.as_chunks::<16>();
+    for (x, y) in q16.iter().zip(k16) {
+        for l in 0..16 {
+            acc[l] = mul_add::<FMA>(x[l], y[l].load(), acc[l]);
+        }
+    }
+    for (l, (x, y)) in q_rest.iter().zip(k_rest).enumerate() {
+        acc[l] = mul_add::<FMA>(*x, y.load(), acc[l]);
+    }
+    reduce(acc)
+}

@@ -1,0 +1,136 @@
+//! Queues of the CPU backend: run now, or record and replay.
+
+use ninfer_core::ops::{
+    Accept, Attend, Choose, CopyRows, Count, Embed, Experts, GdnFold, GdnMix, Head, HeadArgmax, MtpStem, Project,
+    ProjectAdd, RmsNorm, RopeAppend, Route, Swiglu,
+};
+use ninfer_core::sampling::ChooseScratch;
+use ninfer_core::{Error, Result};
+
+use super::simd::Isa;
+use super::{Cpu, attention, gdn, linear, moe, norm, sample};
+
+/// Where operations of the CPU backend go; one owner thread.
+#[derive(Debug, Default)]
+pub struct CpuQueue {
+    scratch: Scratch,
+    recording: Option<Vec<Op>>,
+}
+
+/// A recorded step: the operations, with handles to their buffers.
+#[derive(Debug)]
+pub struct CpuRecorded(Vec<Op>);
+
+impl CpuRecorded {
+    /// Number of operations.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no operation.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Host memory that operations work in; grows to what the largest of them needs and stays.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    floats: Vec<f32>,
+    pub(super) indices: Vec<u32>,
+    pub(super) places: Vec<usize>,
+    pub(super) choose: ChooseScratch,
+}
+
+impl Scratch {
+    /// Disjoint f32 slices of the given lengths; their content is unspecified.
+    pub(super) fn floats<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [f32]; N] {
+        let total = lengths.iter().sum();
+        if self.floats.len() < total {
+            self.floats.resize(total, 0.0);
+        }
+        let mut rest = self.floats.as_mut_slice();
+        lengths.map(|len| {
+            let (head, tail) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = tail;
+            head
+        })
+    }
+}
+
+macro_rules! operations {
+    ($($op:ident => $run:path),+ $(,)?) => {
+        /// An operation with everything it needs.
+        #[derive(Debug)]
+        pub(super) enum Op {
+            $($op($op<Cpu>)),+
+        }
+
+        impl Op {
+            fn run(&self, isa: Isa, scratch: &mut Scratch) -> Result<()> {
+                match self {
+                    $(Self::$op(op) => $run(op, isa, scratch)),+
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    Project => linear::project,
+    ProjectAdd => linear::project_add,
+    Swiglu => linear::swiglu,
+    Embed => norm::embed,
+    RmsNorm => norm::rms_norm,
+    MtpStem => norm::mtp_stem,
+    CopyRows => norm::copy_rows,
+    RopeAppend => attention::rope_append,
+    Attend => attention::attend,
+    GdnMix => gdn::mix,
+    GdnFold => gdn::fold,
+    Route => moe::route,
+    Experts => moe::experts,
+    Head => sample::head,
+    HeadArgmax => sample::head_argmax,
+    Choose => sample::choose,
+    Count => sample::count,
+    Accept => sample::accept,
+}
+
+impl CpuQueue {
+    pub(super) fn submit(&mut self, backend: &Cpu, op: Op) -> Result<()> {
+        if let Some(list) = &mut self.recording {
+            list.push(op);
+            return Ok(());
+        }
+        let scratch = &mut self.scratch;
+        backend.install(|| op.run(backend.isa(), scratch))
+    }
+
+    pub(super) fn start(&mut self) -> Result<()> {
+        if self.recording.is_some() {
+            return Err(Error::Recording { what: "recording another step" });
+        }
+        self.recording = Some(Vec::new());
+        Ok(())
+    }
+
+    pub(super) fn finish(&mut self) -> CpuRecorded {
+        CpuRecorded(self.recording.take().unwrap_or_default())
+    }
+
+    pub(super) fn replay(&mut self, backend: &Cpu, step: &CpuRecorded) -> Result<()> {
+        self.idle("replay")?;
+        let scratch = &mut self.scratch;
+        backend.install(|| step.0.iter().try_for_each(|op| op.run(backend.isa(), scratch)))
+    }
+
+    pub(super) fn idle(&self, what: &'static str) -> Result<()> {
+        if self.recording.is_some() {
+            return Err(Error::Recording { what });
+        }
+        Ok(())
+    }
+}
