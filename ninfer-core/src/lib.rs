@@ -7,13 +7,16 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod format;
+pub mod known;
 pub mod memory;
 pub mod model;
 pub mod ops;
+pub mod roofline;
 pub mod sampling;
 pub mod segment;
 pub mod shape;
 pub mod state;
+pub mod tuning;
 pub mod view;
 
 pub use backend::{Backend, DeviceBuffer, DeviceWeight, Recorder};
