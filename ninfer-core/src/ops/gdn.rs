@@ -3,42 +3,8 @@
 use super::{Check, recorder_methods};
 use crate::backend::Backend;
 use crate::segment::Batch;
+use crate::shape::GdnShape;
 use crate::{DType, Result, View};
-
-/// Sizes of a Gated-DeltaNet layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GdnDims {
-    /// `Hk`.
-    pub key_heads: usize,
-    /// `Hv`, a multiple of `Hk`; value head `j` uses key head `j / (Hv/Hk)`.
-    pub value_heads: usize,
-    /// `dk`.
-    pub key_dim: usize,
-    /// `dv`.
-    pub value_dim: usize,
-    /// Width of the convolution.
-    pub kernel: usize,
-}
-
-impl GdnDims {
-    /// Channels of the convolution, `C = 2·Hk·dk + Hv·dv`.
-    #[must_use]
-    pub fn channels(&self) -> usize {
-        2 * self.keys() + self.values()
-    }
-
-    /// `Hk·dk`.
-    #[must_use]
-    pub fn keys(&self) -> usize {
-        self.key_heads * self.key_dim
-    }
-
-    /// `Hv·dv`.
-    #[must_use]
-    pub fn values(&self) -> usize {
-        self.value_heads * self.value_dim
-    }
-}
 
 /// Activation of the output gate `z`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +21,7 @@ pub enum OutputGate {
 #[derive(Clone, Debug)]
 pub struct GdnParams<B: Backend> {
     /// Sizes.
-    pub dims: GdnDims,
+    pub dims: GdnShape,
     /// f32 `[C, K]`, the newest column last.
     pub conv: View<B>,
     /// f32 `[1, Hv]`; −inf is legal and means no decay.
@@ -75,7 +41,7 @@ impl<B: Backend> GdnParams<B> {
         let d = &self.dims;
         c.at_least("key heads", 1, d.key_heads)?;
         c.divides("value heads", d.key_heads, d.value_heads)?;
-        c.view("conv", &self.conv, DType::F32, d.channels(), d.kernel)?;
+        c.view("conv", &self.conv, DType::F32, d.channels(), d.conv_kernel)?;
         c.view("a_log", &self.a_log, DType::F32, 1, d.value_heads)?;
         c.view("dt_bias", &self.dt_bias, DType::F32, 1, d.value_heads)?;
         c.view("gain", &self.gain, DType::F32, 1, d.value_dim)
@@ -108,7 +74,7 @@ pub struct GdnRecord<B: Backend> {
 }
 
 impl<B: Backend> GdnRecord<B> {
-    fn check(&self, c: Check, d: &GdnDims, act: DType) -> Result<()> {
+    fn check(&self, c: Check, d: &act: DType) -> Result<()> {
         let rows = self.columns.rows();
         c.at_least("record width", 1, self.width)?;
         c.divides("rows of the record", 2 * self.width, rows)?;
@@ -119,10 +85,10 @@ impl<B: Backend> GdnRecord<B> {
 }
 
 impl<B: Backend> GdnState<B> {
-    fn check(&self, c: Check, d: &GdnDims, act: DType) -> Result<()> {
+    fn check(&self, c: Check, d: &act: DType) -> Result<()> {
         c.divides("rows of the window", d.channels(), self.window.rows())?;
         let slots = self.window.rows() / d.channels();
-        c.view("window", &self.window, act, slots * d.channels(), d.kernel - 1)?;
+        c.view("window", &self.window, act, slots * d.channels(), d.conv_kernel - 1)?;
         c.view("matrix", &self.matrix, DType::F32, slots * d.value_heads * d.key_dim, d.value_dim)
     }
 }
@@ -170,7 +136,7 @@ impl<B: Backend> GdnMix<B> {
     pub(crate) fn check(&self) -> Result<()> {
         let c = Check("gdn_mix");
         let (t, d, act) = (self.batch.rows, &self.params.dims, self.output.dtype());
-        c.at_least("convolution width", 2, d.kernel)?;
+        c.at_least("convolution width", 2, d.conv_kernel)?;
         self.params.check(c)?;
         c.view("qkv", &self.qkv, act, t, d.channels())?;
         c.view("z", &self.z, act, t, d.values())?;
@@ -201,7 +167,7 @@ impl<B: Backend> GdnFold<B> {
     pub(crate) fn check(&self) -> Result<()> {
         let c = Check("gdn_fold");
         let act = self.state.window.dtype();
-        c.at_least("convolution width", 2, self.params.dims.kernel)?;
+        c.at_least("convolution width", 2, self.params.dims.conv_kernel)?;
         self.params.check(c)?;
         self.state.check(c, &self.params.dims, act)?;
         self.record.check(c, &self.params.dims, act)

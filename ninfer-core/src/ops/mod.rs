@@ -16,7 +16,7 @@ pub mod norm;
 pub mod sample;
 
 pub use attention::{Attend, AttentionOps, KvLayer, RopeAppend, RopeTable};
-pub use gdn::{GdnDims, GdnFold, GdnMix, GdnOps, GdnParams, GdnRecord, GdnState, OutputGate};
+pub use gdn::{GdnFold, GdnMix, GdnOps, GdnParams, GdnRecord, GdnState, OutputGate};
 pub use linear::{LinearOps, Project, ProjectAdd, Swiglu};
 pub use moe::{Experts, MoeOps, Route};
 pub use norm::{CopyRows, Embed, MtpStem, Norm, NormOps, RmsNorm};

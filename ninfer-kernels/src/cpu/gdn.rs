@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use ninfer_core::ops::{GdnDims, GdnFold, GdnMix, GdnParams, GdnRecord, GdnState, OutputGate};
+use ninfer_core::ops::{GdnFold, GdnMix, GdnParams, GdnRecord, GdnState, OutputGate};
 use ninfer_core::segment::Segment;
+use ninfer_core::shape::GdnShape;
 use ninfer_core::{Error, Result};
 
 use super::Cpu;
@@ -21,7 +22,7 @@ const L2_EPS: f32 = 1e-6;
 
 /// Small parameters as slices.
 struct Params<'a> {
-    dims: GdnDims,
+    dims: GdnShape,
     conv: &'a [f32],
     a_log: &'a [f32],
     dt_bias: &'a [f32],
@@ -56,8 +57,8 @@ impl<'a> State<'a> {
     }
 
     /// Window and matrix of a segment's slot; zeros where the state belongs to position 0.
-    fn slot(&mut self, d: &GdnDims, segment: &Segment) -> Result<(&mut [f32], &mut [f32])> {
-        let (w, m) = (d.channels() * (d.kernel - 1), d.values() * d.key_dim);
+    fn slot(&mut self, d: &segment: &Segment) -> Result<(&mut [f32], &mut [f32])> {
+        let (w, m) = (d.channels() * (d.conv_kernel - 1), d.values() * d.key_dim);
         let slot = segment.slot as usize;
         let slots = self.window.len() / w;
         if slot >= slots {
@@ -113,7 +114,7 @@ impl<'a> Record<'a> {
 /// Folds the recorded columns `rows` into the state of one slot, with the arithmetic of the pass that recorded them.
 fn fold_slot(
     isa: Isa,
-    d: &GdnDims,
+    d: &GdnShape,
     record: &Record<'_>,
     rows: Range<usize>,
     (window, matrix): (&mut [f32], &mut [f32]),
@@ -154,8 +155,8 @@ fn fold_slot(
 }
 
 /// Moves the window behind the last of `count` columns.
-fn shift_window(d: &GdnDims, window: &mut [f32], columns: Input<'_>, count: usize) {
-    let keep = d.kernel - 1;
+fn shift_window(d: &window: &mut [f32], columns: Input<'_>, count: usize) {
+    let keep = d.conv_kernel - 1;
     for (c, window) in window.chunks_exact_mut(keep).enumerate() {
         for j in 0..keep {
             // Column j of the new window is column j + count of (window ++ columns).
@@ -166,8 +167,8 @@ fn shift_window(d: &GdnDims, window: &mut [f32], columns: Input<'_>, count: usiz
 }
 
 /// `y = silu(Σ_j w_j · x_{t−K+1+j})` for column `t`; columns before the first come from the window.
-fn convolve(d: &GdnDims, weight: &[f32], window: &[f32], columns: Input<'_>, t: usize, out: &mut [f32]) {
-    let (keep, kernel) = (d.kernel - 1, d.kernel);
+fn convolve(d: &weight: &[f32], window: &[f32], columns: Input<'_>, t: usize, out: &mut [f32]) {
+    let (keep, kernel) = (d.conv_kernel - 1, d.conv_kernel);
     for (c, out) in out.iter_mut().enumerate() {
         let w = &weight[c * kernel..][..kernel];
         let mut sum = 0.0;
