@@ -74,7 +74,7 @@ pub struct GdnRecord<B: Backend> {
 }
 
 impl<B: Backend> GdnRecord<B> {
-    fn check(&self, c: Check, d: &act: DType) -> Result<()> {
+    fn check(&self, c: Check, d: &GdnShape, act: DType) -> Result<()> {
         let rows = self.columns.rows();
         c.at_least("record width", 1, self.width)?;
         c.divides("rows of the record", 2 * self.width, rows)?;
@@ -85,7 +85,7 @@ impl<B: Backend> GdnRecord<B> {
 }
 
 impl<B: Backend> GdnState<B> {
-    fn check(&self, c: Check, d: &act: DType) -> Result<()> {
+    fn check(&self, c: Check, d: &GdnShape, act: DType) -> Result<()> {
         c.divides("rows of the window", d.channels(), self.window.rows())?;
         let slots = self.window.rows() / d.channels();
         c.view("window", &self.window, act, slots * d.channels(), d.conv_kernel - 1)?;

@@ -57,7 +57,7 @@ impl<'a> State<'a> {
     }
 
     /// Window and matrix of a segment's slot; zeros where the state belongs to position 0.
-    fn slot(&mut self, d: &segment: &Segment) -> Result<(&mut [f32], &mut [f32])> {
+    fn slot(&mut self, d: &GdnShape, segment: &Segment) -> Result<(&mut [f32], &mut [f32])> {
         let (w, m) = (d.channels() * (d.conv_kernel - 1), d.values() * d.key_dim);
         let slot = segment.slot as usize;
         let slots = self.window.len() / w;
@@ -155,7 +155,7 @@ fn fold_slot(
 }
 
 /// Moves the window behind the last of `count` columns.
-fn shift_window(d: &window: &mut [f32], columns: Input<'_>, count: usize) {
+fn shift_window(d: &GdnShape, window: &mut [f32], columns: Input<'_>, count: usize) {
     let keep = d.conv_kernel - 1;
     for (c, window) in window.chunks_exact_mut(keep).enumerate() {
         for j in 0..keep {
@@ -167,7 +167,7 @@ fn shift_window(d: &window: &mut [f32], columns: Input<'_>, count: usize) {
 }
 
 /// `y = silu(Σ_j w_j · x_{t−K+1+j})` for column `t`; columns before the first come from the window.
-fn convolve(d: &weight: &[f32], window: &[f32], columns: Input<'_>, t: usize, out: &mut [f32]) {
+fn convolve(d: &GdnShape, weight: &[f32], window: &[f32], columns: Input<'_>, t: usize, out: &mut [f32]) {
     let (keep, kernel) = (d.conv_kernel - 1, d.conv_kernel);
     for (c, out) in out.iter_mut().enumerate() {
         let w = &weight[c * kernel..][..kernel];
