@@ -4,6 +4,9 @@
 pub mod backend;
 pub mod capability;
 pub mod device;
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub mod driver;
 pub mod dtype;
 pub mod error;
 pub mod format;
