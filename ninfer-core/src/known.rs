@@ -64,7 +64,8 @@ const A100: &str = "NVIDIA, A100 80GB SXM data sheet";
 const H100: &str = "NVIDIA, H100 SXM data sheet";
 const H200: &str = "NVIDIA, H200 SXM data sheet";
 const GB10: &str = "NVIDIA, DGX Spark data sheet";
-const DRIVER: &str = "device attribute reported by the driver";
+const H200_QUERY: &str = "device properties that driver 580 reports";
+const GB10_PORT: &str = "published by a port of NInfer to DGX Spark";
 
 const fn figure<T: Copy>(value: T, source: &'static str) -> Figure<T> {
     Figure { value, source }
@@ -75,7 +76,7 @@ const fn capability(major: u8, minor: u8) -> Figure<Capability> {
 }
 
 /// All of them.
-pub const DEVICES: [KnownDevice; 11] = [
+pub static DEVICES: [KnownDevice; 11] = [
     KnownDevice {
         profile: "rtx5090",
         name: "GeForce RTX 5090",
@@ -94,24 +95,20 @@ pub const DEVICES: [KnownDevice; 11] = [
     KnownDevice {
         profile: "gb10",
         name: "GB10",
-        sm_count: figure(48, DRIVER),
+        sm_count: figure(48, GB10_PORT),
         capability: capability(12, 1),
-        l2_bytes: figure(24 << 20, DRIVER),
+        l2_bytes: figure(24 << 20, GB10_PORT),
         memory: figure(128 << 30, GB10),
         bandwidth: figure(273e9, GB10),
         integrated: true,
-        measured: &[Measurement {
-            what: "read from device memory",
-            per_second: 246e9,
-            source: "published by a port of NInfer to DGX Spark",
-        }],
+        measured: &[Measurement { what: "read from device memory", per_second: 246e9, source: GB10_PORT }],
     },
     KnownDevice {
         profile: "h200",
         name: "H200",
-        sm_count: figure(132, DRIVER),
+        sm_count: figure(132, H200_QUERY),
         capability: capability(9, 0),
-        l2_bytes: figure(60 << 20, DRIVER),
+        l2_bytes: figure(60 << 20, H200_QUERY),
         memory: figure(141 << 30, H200),
         bandwidth: figure(4800e9, H200),
         integrated: false,
@@ -245,10 +242,10 @@ impl KnownDevice {
 pub fn profile(name: &str) -> Result<&'static KnownDevice> {
     let plain: String =
         name.chars().filter(|c| !matches!(c, ' ' | '-' | '_')).map(|c| c.to_ascii_lowercase()).collect();
-    table().iter().find(|d| d.profile == plain).ok_or_else(|| Error::OutOfRange {
+    DEVICES.iter().find(|d| d.profile == plain).ok_or_else(|| Error::OutOfRange {
         what: "device profile",
         got: name.to_owned(),
-        legal: table().iter().map(|d| d.profile).collect::<Vec<_>>().join(", "),
+        legal: DEVICES.iter().map(|d| d.profile).collect::<Vec<_>>().join(", "),
     })
 }
 
@@ -257,17 +254,12 @@ pub fn profile(name: &str) -> Result<&'static KnownDevice> {
 #[must_use]
 pub fn find(driver_name: &str, sm_count: u32) -> Option<&'static KnownDevice> {
     let words: Vec<&str> = driver_name.split_whitespace().collect();
-    table().iter().find(|d| {
+    DEVICES.iter().find(|d| {
         let name: Vec<&str> = d.name.split_whitespace().collect();
         // Variants put a suffix on the word itself ("A100-SXM4-80GB") or words behind it.
         let same = |a: &str, b: &str| a == b || a.split('-').next() == Some(b);
         d.sm_count.value == sm_count && words.windows(name.len()).any(|w| w.iter().zip(&name).all(|(a, b)| same(a, b)))
     })
-}
-
-fn table() -> &'static [KnownDevice] {
-    static TABLE: [KnownDevice; 11] = DEVICES;
-    &TABLE
 }
 
 #[cfg(test)]

@@ -23,7 +23,9 @@ pub mod tuning;
 pub mod view;
 
 pub use backend::{Backend, DeviceBuffer, DeviceWeight, Recorder};
+pub use device::{DeviceInfo, DeviceKind};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use format::{PackedData, PackedRef, WeightFormat};
+pub use shape::ModelShape;
 pub use view::View;

@@ -68,6 +68,13 @@ impl PlanOptions {
         }
     }
 
+    /// Sets the tokens a sequence may reach.
+    #[must_use]
+    pub const fn with_max_context(mut self, tokens: usize) -> Self {
+        self.max_context = tokens;
+        self
+    }
+
     /// Sets the number of sequences.
     #[must_use]
     pub const fn with_lanes(mut self, lanes: usize) -> Self {
@@ -286,6 +293,47 @@ pub fn plan(
     Ok(plan)
 }
 
+/// The longest context that fits `usable` bytes with otherwise the same options, in whole pages of 64 tokens, at most
+/// [`PlanOptions::max_context`].
+///
+/// ```
+/// use ninfer_core::memory::{PlanOptions, largest_context};
+/// use ninfer_core::{WeightFormat, known, shape};
+/// let card = known::profile("rtx4090")?.device_info();
+/// let shape = shape::published("27b")?;
+/// let most = PlanOptions::new(262_144);
+/// let context = largest_context(&shape, |_| WeightFormat::Nvfp4, &most, card.usable_memory.unwrap_or(0))?;
+/// assert!(context >= 65_536 && context < 262_144);
+/// # Ok::<(), ninfer_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`plan`]; [`Error::OutOfMemory`] where not even one page fits.
+pub fn largest_context(
+    shape: &ModelShape,
+    format: impl Fn(&TensorShape) -> WeightFormat,
+    options: &PlanOptions,
+    usable: u64,
+) -> Result<usize> {
+    options.validate()?;
+    let plan_for = |tokens: usize| plan(shape, &format, &options.with_max_context(tokens));
+    if plan_for(options.max_context).is_ok_and(|p| p.fits(usable)) {
+        return Ok(options.max_context);
+    }
+    let least = options.max_context.min(KV_PAGE);
+    plan_for(least)?.check(usable)?;
+    // `fits` pages fit, `over` pages do not: memory grows with the context.
+    let (mut fits, mut over) = (1, options.max_context.div_ceil(KV_PAGE));
+    while over - fits > 1 {
+        let middle = fits + (over - fits) / 2;
+        match plan_for(middle * KV_PAGE) {
+            Ok(p) if p.fits(usable) => fits = middle,
+            _ => over = middle,
+        }
+    }
+    Ok((fits * KV_PAGE).min(options.max_context))
+}
+
 /// Bytes of one of the tensors of `t`, in the given format if it is a matrix, else in f32.
 pub(crate) fn tensor_bytes(t: &TensorShape, format: &impl Fn(&TensorShape) -> WeightFormat) -> u64 {
     let format = if t.role.is_matrix() { format(t) } else { WeightFormat::F32 };
@@ -309,112 +357,4 @@ pub(crate) fn checked_product<const N: usize>(factors: [u64; N]) -> Result<u64> 
 
 pub(crate) fn checked_sum<const N: usize>(terms: [u64; N]) -> Result<u64> {
     terms.iter().try_fold(0u64, |acc, &t| acc.checked_add(t)).ok_or_else(too_large)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::shape::{FfnShape, published};
-
-    fn bf16(_: &TensorShape) -> WeightFormat {
-        WeightFormat::Bf16
-    }
-
-    #[test]
-    fn no_record_without_speculation() {
-        // A user saw 9,725 MiB of recurrent planes reserved for a model that could not draft.
-        let shape = published("27b").unwrap();
-        let off = plan(&shape, bf16, &PlanOptions::new(4096).with_activation(DType::F32)).unwrap();
-        assert_eq!(off.recurrent, 150_994_944);
-        assert_eq!(off.conv, 5_898_240);
-        assert_eq!((off.records, off.mtp_weights, off.mtp_kv), (0, 0, 0));
-        let on = plan(&shape, bf16, &PlanOptions::new(4096).with_draft_window(3)).unwrap();
-        assert_eq!((on.recurrent, on.conv), (150_994_944, 2_949_120));
-        assert_eq!(on.records, 4 * shape.record_bytes_per_token(2));
-        let lanes = plan(&shape, bf16, &PlanOptions::new(4096).with_draft_window(3).with_lanes(5)).unwrap();
-        assert_eq!((lanes.recurrent, lanes.records), (5 * on.recurrent, 5 * on.records));
-    }
-
-    #[test]
-    fn bf16_weights_are_two_bytes_a_parameter() {
-        for name in crate::shape::PUBLISHED {
-            let shape = published(name).unwrap();
-            let plan = plan(&shape, bf16, &PlanOptions::new(64).with_mtp(true)).unwrap();
-            let f32_parameters: u64 = shape.tensors().filter(|t| !t.role.is_matrix()).map(|t| 2 * t.parameters()).sum();
-            assert_eq!(plan.weights + plan.mtp_weights, 2 * shape.parameters().total() + f32_parameters, "{name}");
-        }
-    }
-
-    #[test]
-    fn mtp_is_planned_only_where_it_exists_and_is_wanted() {
-        let mut shape = published("0.8b").unwrap();
-        let drafting = PlanOptions::new(1000).with_draft_window(2);
-        let with = plan(&shape, bf16, &drafting).unwrap();
-        assert_eq!(with.mtp_kv, 1024 * 2 * 2 * 256 * 2);
-        let ngram = plan(&shape, bf16, &drafting.with_mtp(false)).unwrap();
-        assert_eq!((ngram.mtp_kv, ngram.mtp_weights), (0, 0));
-        assert_eq!(ngram.records, with.records);
-        shape.mtp = false;
-        assert_eq!(plan(&shape, bf16, &drafting.with_mtp(true)).unwrap().mtp_weights, 0);
-    }
-
-    #[test]
-    fn total_is_the_sum_and_decides_what_fits() {
-        let shape = published("35b-a3b").unwrap();
-        let p = plan(&shape, bf16, &PlanOptions::new(8192).with_reserve(1 << 30)).unwrap();
-        assert_eq!(p.total, p.rows().iter().map(|r| r.1).sum::<u64>());
-        assert!(p.fits(p.total) && p.check(p.total).is_ok());
-        assert_eq!(
-            p.check(p.total - 1).unwrap_err(),
-            Error::OutOfMemory { what: "the memory plan".into(), requested: p.total, available: p.total - 1 }
-        );
-    }
-
-    #[test]
-    fn table_is_aligned() {
-        let text = plan(&published("4b").unwrap(), bf16, &PlanOptions::new(4096)).unwrap().to_string();
-        let widths: Vec<usize> = text.lines().map(str::len).collect();
-        assert_eq!(widths.len(), 10);
-        assert!(widths.iter().all(|&w| w == widths[0]), "{text}");
-        assert!(text.lines().last().unwrap().starts_with("total"));
-    }
-
-    #[test]
-    fn sizes_are_printed_in_binary_units() {
-        assert_eq!(binary_size(0), "0 B");
-        assert_eq!(binary_size(1023), "1023 B");
-        assert_eq!(binary_size(1536), "1.50 KiB");
-        assert_eq!(binary_size(3 << 30), "3.00 GiB");
-        assert_eq!(binary_size(u64::MAX), "16384.00 PiB");
-    }
-
-    #[test]
-    fn absurd_input_is_an_error() {
-        let shape = published("27b").unwrap();
-        let good = PlanOptions::new(4096);
-        for options in [
-            PlanOptions::new(0),
-            PlanOptions::new(usize::MAX),
-            good.with_lanes(0),
-            good.with_lanes(usize::MAX),
-            good.with_draft_window(usize::MAX),
-            good.with_prefill_chunk(0),
-            good.with_activation(DType::I8),
-            good.with_reserve(u64::MAX),
-        ] {
-            assert!(matches!(plan(&shape, bf16, &options), Err(Error::OutOfRange { .. })), "{options:?}");
-        }
-        let most = PlanOptions::new(MAX_CONTEXT).with_lanes(MAX_LANES).with_draft_window(MAX_LANES);
-        assert!(plan(&shape, bf16, &most).is_err());
-        let mut wide = shape.clone();
-        wide.ffn = FfnShape::Moe {
-            experts: crate::shape::MAX_DIM,
-            top_k: 1,
-            width: crate::shape::MAX_DIM,
-            shared_width: crate::shape::MAX_DIM,
-        };
-        assert!(plan(&wide, bf16, &good).is_err());
-        wide.hidden = usize::MAX;
-        assert!(plan(&wide, bf16, &good).is_err());
-    }
 }
