@@ -5,6 +5,11 @@
 //! integer for which the row fits, `max|u| ≤ 448 · 2^k`. Dividing by a power of two changes no significant bit, so an E2M1
 //! code of 0.5, 1, 2 or 4 (and half of the products of 1.5, 3 and 6) lands on an E4M3 number exactly.
 //!
+//! Of the other half some lie exactly between two E4M3 numbers (the significands 27 and 42). These go toward zero: weights
+//! grow rarer with their magnitude, so the ones that NVFP4 gathered in a code lie below it on average, above all those of the
+//! code 6, which stands for 5 and more. Over the projections of the trained demo model the distance to the BF16 weights is
+//! 0.0950 that way, 0.0969 with ties to even, 0.0990 with ties away from zero, and 0.0951 for NVFP4 itself.
+//!
 //! Error of the conversion, for a weight `w` and its image `ŵ`, with the row (or block) scale `s`:
 //!
 //! | scale | bound | mean on a trained model |
@@ -64,29 +69,44 @@ pub fn bridge(m: &PackedRef<'_>, scale: BridgeScale) -> Result<PackedMatrix> {
     if scale == BridgeScale::AmaxRow {
         return fp8::encode_rows(rows, cols, &dequantize_ref(m)?);
     }
-    let (mut units, m) = (vec![0.0; rows * cols], multiplier(global));
-    let groups = units.chunks_exact_mut(NVFP4_GROUP).zip(codes.chunks_exact(NVFP4_GROUP / 2));
-    for ((u, codes), &s) in groups.zip(scales) {
-        decode_e2m1_scaled(codes, decode_e4m3(s), u);
-    }
-    let (high, wide) = if scale == BridgeScale::Pow2Block { (FP8_BLOCK, FP8_BLOCK) } else { (1, cols) };
-    let tiles = cols.div_ceil(wide.max(1));
+    let m = multiplier(global);
+    let block = scale == BridgeScale::Pow2Block;
+    let (high, wide) = if block { (FP8_BLOCK, FP8_BLOCK) } else { (1, cols.max(1)) };
+    let tiles = cols.div_ceil(wide);
+    let (row_codes, row_scales) =
+        (codes.chunks_exact(cols.max(2) / 2), scales.chunks_exact((cols / NVFP4_GROUP).max(1)));
+    let units = row_codes.zip(row_scales).map(|(codes, scales)| row_units(codes, scales));
     let mut amax = vec![0.0f32; rows.div_ceil(high) * tiles];
-    for (row, u) in units.chunks_exact(cols.max(1)).enumerate() {
+    for (row, u) in units.clone().enumerate() {
         for (a, u) in amax[row / high * tiles..].iter_mut().zip(u.chunks(wide)) {
             *a = u.iter().fold(*a, |a, x| a.max(x.abs()));
         }
     }
     let powers: Vec<f32> = amax.iter().map(|&a| power(a, m)).collect();
-    let mut out = Vec::with_capacity(units.len());
-    for (row, u) in units.chunks_exact(cols.max(1)).enumerate() {
+    let mut out = Vec::with_capacity(rows * cols);
+    for (row, u) in units.enumerate() {
         for (u, p) in u.chunks(wide).zip(&powers[row / high * tiles..]) {
-            out.extend(u.iter().map(|x| encode_e4m3(x / p)));
+            out.extend(u.iter().map(|u| encode_e4m3(toward_zero(u / p))));
         }
     }
-    let scales: Vec<f32> = powers.iter().map(|p| p * m).collect();
-    let scales = if scale == BridgeScale::Pow2Block { Fp8ScaleVec::Block(scales) } else { Fp8ScaleVec::Row(scales) };
+    let scales = powers.iter().map(|p| p * m).collect();
+    let scales = if block { Fp8ScaleVec::Block(scales) } else { Fp8ScaleVec::Row(scales) };
     PackedMatrix::new(rows, cols, PackedParts::Fp8 { codes: out, scales })
+}
+
+/// `e2m1 · e4m3` of one row, exact.
+fn row_units(codes: &[u8], scales: &[u8]) -> Vec<f32> {
+    let mut u = vec![0.0; codes.len() * 2];
+    let groups = u.chunks_exact_mut(NVFP4_GROUP).zip(codes.chunks_exact(NVFP4_GROUP / 2));
+    for ((u, codes), &s) in groups.zip(scales) {
+        decode_e2m1_scaled(codes, decode_e4m3(s), u);
+    }
+    u
+}
+
+/// The next f32 toward zero: one in the last place decides ties and nothing else, for these numbers have six bits.
+fn toward_zero(x: f32) -> f32 {
+    if x == 0.0 { x } else { f32::from_bits(x.to_bits() - 1) }
 }
 
 /// The smallest `2^k` with `amax ≤ 448 · 2^k` for which `2^k · multiplier` is a normal number; 1 for zeros.

@@ -109,7 +109,7 @@ pub fn decode(module: &str, tensors: &[StoredTensor<'_>], options: &DecodeOption
             t.nvfp4("weight", global)?
         }
         StoredKind::Fp8Tensor | StoredKind::Fp8Row | StoredKind::Fp8Block => t.fp8(kind)?,
-        StoredKind::IntCompressedTensors { .. } => return int4::compressed_tensors(&t, rows),
+        StoredKind::IntCompressedTensors => return int4::compressed_tensors(&t, rows),
         StoredKind::Gptq => return int4::gptq(&t, rows, cols, options.gptq_zeros),
         StoredKind::Awq => return int4::awq(&t, rows, cols),
     };

@@ -10,7 +10,7 @@
 //! Encoders round to nearest, ties to the even code. E2M1 and E4M3 saturate: anything above the largest value, infinity
 //! included, becomes the largest value. The E4M3 code of a NaN is `0x7F` (`0xFF` if its sign bit is set); E2M1 has no
 //! NaN, and [`encode_e2m1`] maps one to a zero, so whoever encodes weights checks for NaN first, as
-//! [`encode`](crate::encode) does.
+//! [`encode`](crate::encode()) does.
 
 use half::{bf16, f16};
 
@@ -175,22 +175,22 @@ pub fn decode_e2m1_scaled(packed: &[u8], scale: f32, out: &mut [f32]) {
 
 /// Decodes little-endian BF16, two bytes an element, as far as the shorter of the two slices goes.
 pub fn decode_bf16_slice(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-        *o = decode_bf16(u16::from_le_bytes([b[0], b[1]]));
+    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *o = decode_bf16(u16::from_le_bytes(*b));
     }
 }
 
 /// Decodes little-endian F16, two bytes an element, as far as the shorter of the two slices goes.
 pub fn decode_f16_slice(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-        *o = decode_f16(u16::from_le_bytes([b[0], b[1]]));
+    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *o = decode_f16(u16::from_le_bytes(*b));
     }
 }
 
 /// Decodes little-endian F32, four bytes an element, as far as the shorter of the two slices goes.
 pub fn decode_f32_slice(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-        *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *o = f32::from_le_bytes(*b);
     }
 }
 

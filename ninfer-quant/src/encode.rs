@@ -3,6 +3,7 @@
 use ninfer_core::WeightFormat;
 use ninfer_core::format::FP8_BLOCK;
 
+use crate::packed::check_dimensions;
 use crate::{Error, PackedMatrix, Result, fp8, groupwise, nvfp4, plain};
 
 /// Encodes a row-major `[rows, cols]` matrix.
@@ -37,7 +38,8 @@ pub fn encode(format: WeightFormat, rows: usize, cols: usize, w: &[f32]) -> Resu
 }
 
 /// Refuses wrong lengths and weights that are not finite.
-pub(super) fn check_input(format: WeightFormat, rows: usize, cols: usize, w: &[f32]) -> Result<()> {
+pub(crate) fn check_input(format: WeightFormat, rows: usize, cols: usize, w: &[f32]) -> Result<()> {
+    check_dimensions(rows, cols)?;
     let expected = rows.saturating_mul(cols);
     if w.len() != expected {
         return Err(Error::Length { what: "weights", expected, got: w.len() });
@@ -49,7 +51,7 @@ pub(super) fn check_input(format: WeightFormat, rows: usize, cols: usize, w: &[f
 }
 
 /// Largest magnitude of each 128×128 block, `[⌈rows/128⌉, ⌈cols/128⌉]`.
-pub(super) fn block_amax(rows: usize, cols: usize, w: &[f32]) -> Vec<f32> {
+pub(crate) fn block_amax(rows: usize, cols: usize, w: &[f32]) -> Vec<f32> {
     let blocks = cols.div_ceil(FP8_BLOCK);
     let mut amax = vec![0.0f32; rows.div_ceil(FP8_BLOCK) * blocks];
     for row in 0..rows {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Where the maximum is 0 the scale is 1 and the codes are 0. Where the scale would round to 0 it is the smallest positive
-//! number of its type.
+//! number of its type. 448 · scale is finite for every finite maximum, f32::MAX included.
 
 use half::bf16;
 use ninfer_core::WeightFormat;
@@ -16,7 +16,7 @@ use ninfer_core::format::FP8_BLOCK;
 
 use crate::codes::{E4M3_MAX, encode_e4m3};
 use crate::encode::{block_amax, check_input};
-use crate::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, Result};
+use crate::{Fp8ScaleVec, PackedMatrix, PackedParts, Result};
 
 fn scale(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / E4M3_MAX).max(f32::from_bits(1)) }
@@ -27,11 +27,6 @@ fn bf16_scale(amax: f32) -> f32 {
         return 1.0;
     }
     bf16::from_f32(amax / E4M3_MAX).max(bf16::from_bits(1)).to_f32()
-}
-
-/// 448 · scale must stay finite, or the largest weights would decode to infinity.
-fn check_scale(format: WeightFormat, s: f32, row: usize, col: usize, amax: f32) -> Result<f32> {
-    if (s * E4M3_MAX).is_finite() { Ok(s) } else { Err(Error::Overflow { format, row, col, amax }) }
 }
 
 fn push_codes(codes: &mut Vec<u8>, w: &[f32], s: f32) {
@@ -49,11 +44,10 @@ fn finish(rows: usize, cols: usize, codes: Vec<u8>, scales: Fp8ScaleVec) -> Pack
 /// Encodes a row-major `[rows, cols]` matrix with one scale.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::NonFinite`], [`Error::Overflow`].
+/// [`Error::Length`](crate::Error::Length), [`Error::NonFinite`](crate::Error::NonFinite).
 pub fn encode_tensor(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
     check_input(WeightFormat::Fp8Tensor, rows, cols, w)?;
-    let amax = amax(w);
-    let s = check_scale(WeightFormat::Fp8Tensor, scale(amax), 0, 0, amax)?;
+    let s = scale(amax(w));
     let mut codes = Vec::with_capacity(w.len());
     push_codes(&mut codes, w, s);
     Ok(finish(rows, cols, codes, Fp8ScaleVec::Tensor(s)))
@@ -62,7 +56,7 @@ pub fn encode_tensor(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix
 /// Encodes a row-major `[rows, cols]` matrix with one scale per row.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::NonFinite`], [`Error::Overflow`].
+/// [`Error::Length`](crate::Error::Length), [`Error::NonFinite`](crate::Error::NonFinite).
 ///
 /// ```
 /// let m = ninfer_quant::fp8::encode_rows(2, 2, &[448.0, 1.0, 0.0, 0.0])?;
@@ -74,7 +68,7 @@ pub fn encode_rows(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> 
     let (mut codes, mut scales) = (Vec::with_capacity(w.len()), Vec::with_capacity(rows));
     for row in 0..rows {
         let x = &w[row * cols..(row + 1) * cols];
-        let s = check_scale(WeightFormat::Fp8Row, scale(amax(x)), row, 0, amax(x))?;
+        let s = scale(amax(x));
         push_codes(&mut codes, x, s);
         scales.push(s);
     }
@@ -84,15 +78,11 @@ pub fn encode_rows(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> 
 /// Encodes a row-major `[rows, cols]` matrix with one scale per 128×128 block; blocks at the edges are partial.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::NonFinite`], [`Error::Overflow`].
+/// [`Error::Length`](crate::Error::Length), [`Error::NonFinite`](crate::Error::NonFinite).
 pub fn encode_blocks(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
     check_input(WeightFormat::Fp8Block, rows, cols, w)?;
     let blocks = cols.div_ceil(FP8_BLOCK);
-    let mut scales = Vec::with_capacity(rows.div_ceil(FP8_BLOCK) * blocks);
-    for (i, amax) in block_amax(rows, cols, w).into_iter().enumerate() {
-        let (row, col) = (i / blocks * FP8_BLOCK, i % blocks * FP8_BLOCK);
-        scales.push(check_scale(WeightFormat::Fp8Block, bf16_scale(amax), row, col, amax)?);
-    }
+    let scales: Vec<f32> = block_amax(rows, cols, w).into_iter().map(bf16_scale).collect();
     let mut codes = Vec::with_capacity(w.len());
     for row in 0..rows {
         let scales = &scales[row / FP8_BLOCK * blocks..][..blocks];

@@ -9,6 +9,8 @@
 //! | GPTQ | `[in/8, out]`, along in, lowest nibble first | `[groups, out/8]`, lowest nibble first; v1 stores `z − 1` | `[groups, out]` |
 //! | AWQ | `[in, out/8]`, along out, nibble n holds output `[0, 2, 4, 6, 1, 3, 5, 7][n]` | as the codes | `[groups, out]` |
 //!
+//! Up to four columns fit one word at either width; such narrow compressed-tensors modules are read as 4-bit.
+//!
 //! The result is a groupwise-integer matrix when that holds exactly the same weights, which it does for the usual symmetric
 //! files: `q − z` fits Q4 (Q5 or W8 where zero points vary), the scale is an f16 number already, and 64 (32 for W8) neighbouring
 //! columns share it. Otherwise, for example with act-order, it is F32.
@@ -86,7 +88,7 @@ impl Affine {
 }
 
 fn words(t: &StoredTensor<'_>) -> Vec<u32> {
-    t.bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    t.bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
 }
 
 /// The code at `position` of a row of words with `bits` a code, lowest first.
@@ -115,7 +117,7 @@ fn transpose(scales: &[f32], groups: usize, rows: usize) -> Vec<f32> {
     (0..rows).flat_map(|r| (0..groups).map(move |g| scales[g * rows + r])).collect()
 }
 
-pub(super) fn gptq(t: &Tensors<'_>, rows: usize, cols: usize, zeros: GptqZeros) -> Result<PackedMatrix> {
+pub(crate) fn gptq(t: &Tensors<'_>, rows: usize, cols: usize, zeros: GptqZeros) -> Result<PackedMatrix> {
     let (q, z, scales) = (words(t.need("qweight")?), words(t.need("qzeros")?), t.floats("scales")?);
     let groups = scales.len() / rows.max(1);
     let group_of = group_of(t, "g_idx", cols, groups)?;
@@ -133,7 +135,7 @@ pub(super) fn gptq(t: &Tensors<'_>, rows: usize, cols: usize, zeros: GptqZeros) 
     Affine { rows, cols, codes, scales: transpose(&scales, groups, rows), groups, group_of }.pack()
 }
 
-pub(super) fn awq(t: &Tensors<'_>, rows: usize, cols: usize) -> Result<PackedMatrix> {
+pub(crate) fn awq(t: &Tensors<'_>, rows: usize, cols: usize) -> Result<PackedMatrix> {
     let (q, z, scales) = (words(t.need("qweight")?), words(t.need("qzeros")?), t.floats("scales")?);
     let groups = scales.len() / rows.max(1);
     let group_of = group_of(t, "g_idx", cols, groups)?;
@@ -151,7 +153,7 @@ pub(super) fn awq(t: &Tensors<'_>, rows: usize, cols: usize) -> Result<PackedMat
     Affine { rows, cols, codes, scales: transpose(&scales, groups, rows), groups, group_of }.pack()
 }
 
-pub(super) fn compressed_tensors(t: &Tensors<'_>, rows: usize) -> Result<PackedMatrix> {
+pub(crate) fn compressed_tensors(t: &Tensors<'_>, rows: usize) -> Result<PackedMatrix> {
     let (packed, scales) = (t.need("weight_packed")?, t.floats("weight_scale")?);
     let words_per_row = packed.info.shape.get(1).copied().unwrap_or(0);
     let cols = columns(t, rows)?;

@@ -115,6 +115,7 @@ impl PackedMatrix {
     /// global scale that is not positive; [`Error::Code`] for an E4M3 NaN, the W8 code −128 or codes in the column
     /// padding; [`Error::NonFinite`] for a plain element that is NaN or infinite.
     pub fn new(rows: usize, cols: usize, parts: PackedParts) -> Result<Self> {
+        check_dimensions(rows, cols)?;
         PackedRef::new(rows, cols, parts.as_data())?;
         let m = Self { rows, cols, parts };
         m.check_values()?;
@@ -280,24 +281,27 @@ impl PackedMatrix {
     }
 }
 
+/// Index of the first element for which `bad` holds; whole blocks are judged without branches.
+fn first<T>(elements: &[T], bad: impl Fn(&T) -> bool) -> Option<usize> {
+    const BLOCK: usize = 1024;
+    let (b, block) = elements.chunks(BLOCK).enumerate().find(|(_, x)| x.iter().fold(false, |any, x| any | bad(x)))?;
+    block.iter().position(bad).map(|i| b * BLOCK + i)
+}
+
 /// Flat index and value of the first element that is NaN or infinite.
 pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
-    fn half_word(b: &[u8]) -> u16 {
-        u16::from_le_bytes([b[0], b[1]])
-    }
     match dtype {
         DType::F32 => {
-            let at = bytes.chunks_exact(4).position(|b| !f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())?;
-            let b = &bytes[4 * at..];
-            Some((at, f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+            let words = bytes.as_chunks::<4>().0;
+            let i = first(words, |&b| u32::from_le_bytes(b) & 0x7F80_0000 == 0x7F80_0000)?;
+            Some((i, f32::from_le_bytes(words[i])))
         }
-        DType::Bf16 => {
-            let at = bytes.chunks_exact(2).position(|b| half_word(b) & 0x7F80 == 0x7F80)?;
-            Some((at, decode_bf16(half_word(&bytes[2 * at..]))))
-        }
-        DType::F16 => {
-            let at = bytes.chunks_exact(2).position(|b| half_word(b) & 0x7C00 == 0x7C00)?;
-            Some((at, decode_f16(half_word(&bytes[2 * at..]))))
+        DType::Bf16 | DType::F16 => {
+            let exponent = if dtype == DType::F16 { 0x7C00 } else { 0x7F80 };
+            let words = bytes.as_chunks::<2>().0;
+            let i = first(words, |&b| u16::from_le_bytes(b) & exponent == exponent)?;
+            let bits = u16::from_le_bytes(words[i]);
+            Some((i, if dtype == DType::F16 { decode_f16(bits) } else { decode_bf16(bits) }))
         }
         _ => None,
     }
@@ -305,12 +309,25 @@ pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32
 
 /// Index of the first E4M3 NaN.
 pub(crate) fn first_nan_e4m3(codes: &[u8]) -> Option<usize> {
-    codes.iter().position(|&c| c & 0x7F == 0x7F)
+    first(codes, |&c| c & 0x7F == 0x7F)
 }
 
 /// Index of the first E4M3 code that is no unsigned scale: a NaN or anything with the sign bit.
 pub(crate) fn first_bad_ue4m3(codes: &[u8]) -> Option<usize> {
-    codes.iter().position(|&c| c >= 0x7F)
+    first(codes, |&c| c >= 0x7F)
+}
+
+/// Keeps paddings and byte counts far from overflow, also where the other dimension is 0.
+pub(crate) fn check_dimensions(rows: usize, cols: usize) -> Result<()> {
+    const LIMIT: usize = isize::MAX as usize / 1024;
+    if rows.max(cols) <= LIMIT && rows.saturating_mul(cols) <= LIMIT {
+        return Ok(());
+    }
+    Err(Error::Core(ninfer_core::Error::OutOfRange {
+        what: "matrix size",
+        got: format!("{rows} × {cols}"),
+        legal: format!("at most {LIMIT} elements"),
+    }))
 }
 
 fn check_scales(what: &'static str, scales: &[f32]) -> Result<()> {

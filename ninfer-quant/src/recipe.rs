@@ -37,7 +37,7 @@ impl Conversion {
     /// Converts a matrix that stays usable.
     ///
     /// # Errors
-    /// Those of [`encode`] and [`bridge`].
+    /// Those of [`encode()`] and [`bridge`].
     pub fn apply(self, m: &PackedMatrix) -> Result<PackedMatrix> {
         match self {
             Self::Keep => Ok(m.clone()),
@@ -48,7 +48,7 @@ impl Conversion {
     /// Converts a matrix that is given away: nothing is copied where nothing changes.
     ///
     /// # Errors
-    /// Those of [`encode`] and [`bridge`].
+    /// Those of [`encode()`] and [`bridge`].
     pub fn apply_owned(self, m: PackedMatrix) -> Result<PackedMatrix> {
         match (self, m.format()) {
             (Self::Keep, _) => Ok(m),
@@ -61,7 +61,7 @@ impl Conversion {
     /// Converts a borrowed matrix, for example one expert of a fused tensor.
     ///
     /// # Errors
-    /// Those of [`PackedMatrix::from_ref`], [`encode`] and [`bridge`].
+    /// Those of [`PackedMatrix::from_ref`], [`encode()`] and [`bridge`].
     pub fn apply_ref(self, m: &PackedRef<'_>) -> Result<PackedMatrix> {
         match (self, m.format()) {
             (Self::Keep, _) => PackedMatrix::from_ref(m),
@@ -159,6 +159,27 @@ impl Recipe {
         }
     }
 
+    /// The recipe under which every quantised matrix runs on the matrix units of a device.
+    ///
+    /// `fp4` and `fp8` say whether it multiplies E2M1 and E4M3 in hardware. Without E2M1 units NVFP4 takes the bridge to
+    /// FP8, without either everything becomes BF16. This is advice for compute-bound work: kernels that decode weights on
+    /// the fly run every format on every device, and need less memory.
+    ///
+    /// ```
+    /// use ninfer_quant::Recipe;
+    /// assert_eq!(Recipe::for_matrix_units(true, true).name(), "keep"); // compute capability 10.0, 12.0
+    /// assert_eq!(Recipe::for_matrix_units(false, true).name(), "bridge-fp8"); // 8.9, 9.0
+    /// assert_eq!(Recipe::for_matrix_units(false, false).name(), "bf16"); // 8.0
+    /// ```
+    #[must_use]
+    pub const fn for_matrix_units(fp4: bool, fp8: bool) -> Self {
+        match (fp4, fp8) {
+            (true, _) => Self::Keep,
+            (false, true) => Self::BridgeFp8,
+            (false, false) => Self::Bf16,
+        }
+    }
+
     /// What happens to a matrix of this role stored in this format; `is_mtp` says that it belongs to the MTP block.
     #[must_use]
     pub fn target(&self, role: TensorRole, is_mtp: bool, stored: WeightFormat) -> Conversion {
@@ -216,7 +237,7 @@ impl From<Recipe> for &'static str {
 /// Converts one matrix as the recipe says for its role; `is_mtp` says that it belongs to the MTP block.
 ///
 /// # Errors
-/// Those of [`encode`] and [`bridge`].
+/// Those of [`encode()`] and [`bridge`].
 ///
 /// ```
 /// use ninfer_core::WeightFormat;

@@ -71,10 +71,7 @@ pub enum StoredKind {
     /// `weight` F8_E4M3 with one scale per 128×128 block.
     Fp8Block,
     /// `weight_packed` I32 with 4 or 8 bits a code, `weight_scale`, `weight_shape`.
-    IntCompressedTensors {
-        /// 4 or 8.
-        bits: u32,
-    },
+    IntCompressedTensors,
     /// `qweight` I32 `[in/8, out]`.
     Gptq,
     /// `qweight` I32 `[in, out/8]`.
@@ -92,8 +89,7 @@ impl StoredKind {
             Self::Fp8Tensor => "FP8 per tensor",
             Self::Fp8Row => "FP8 per row",
             Self::Fp8Block => "FP8 blocks",
-            Self::IntCompressedTensors { bits: 8 } => "int8 (compressed-tensors)",
-            Self::IntCompressedTensors { .. } => "int4 (compressed-tensors)",
+            Self::IntCompressedTensors => "int4 or int8 (compressed-tensors)",
             Self::Gptq => "GPTQ int4",
             Self::Awq => "AWQ int4",
         }
@@ -111,7 +107,7 @@ impl StoredKind {
             Self::Fp8Tensor => WeightFormat::Fp8Tensor,
             Self::Fp8Row => WeightFormat::Fp8Row,
             Self::Fp8Block => WeightFormat::Fp8Block,
-            Self::IntCompressedTensors { .. } | Self::Gptq | Self::Awq => return None,
+            Self::IntCompressedTensors | Self::Gptq | Self::Awq => return None,
         })
     }
 }
@@ -130,7 +126,8 @@ pub struct StoredModule {
     pub kind: StoredKind,
     /// Out features.
     pub rows: usize,
-    /// In features.
+    /// In features; of [`StoredKind::IntCompressedTensors`] an upper bound, since the number stands in the data of
+    /// `weight_shape`.
     pub cols: usize,
 }
 
@@ -175,8 +172,9 @@ impl<'a> Header<'a> {
 
     fn matrix(&self, t: &TensorInfo<'_>) -> Result<(usize, usize)> {
         match *t.shape {
-            [r, c] if r.checked_mul(c).and_then(|n| n.checked_mul(8)).is_some() => Ok((r, c)),
-            _ => self.bad_shape(t, "a matrix [out, in]"),
+            // Eight F32 for each element, the most that decoding takes, must be countable.
+            [r, c] if r > 0 && c > 0 && r.checked_mul(c).is_some_and(|n| n.checked_mul(32).is_some()) => Ok((r, c)),
+            _ => self.bad_shape(t, "a matrix with at least one row and column"),
         }
     }
 
@@ -323,8 +321,7 @@ fn int_compressed_tensors(h: &Header<'_>, packed: &TensorInfo<'_>) -> Result<Sto
     if scale_rows != rows || groups == 0 {
         return h.bad_shape(scale, format!("[{rows}, groups]"));
     }
-    // The number of columns stands in the data of weight_shape; until it is read, words bound it.
-    let kind = StoredKind::IntCompressedTensors { bits: 4 };
+    let kind = StoredKind::IntCompressedTensors;
     if let Some(z) = h.get("weight_zero_point") {
         h.dtype(z, &[DType::I32], "I32")?;
         let (zero_rows, zero_groups) = h.matrix(z)?;
