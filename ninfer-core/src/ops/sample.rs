@@ -140,8 +140,8 @@ pub struct Accept<B: Backend> {
     pub realign: View<B>,
     /// I32 `[segments, 1]`: row of column `a`.
     pub last: View<B>,
-    /// I32 `[n · segments, 8]`, `n ≥ 0`: segments of the chained drafts: entry `i · segments + s` is one row, row `s`, at
-    /// position start + a + 2 + i.
+    /// I32 `[n · segments, 8]`, `n ≥ 0`: segments of one row per draft: entry `i · segments + s` is row `s`, at position
+    /// start + a + 1 + i. Entry 0 is the last row of the MTP pass over the emitted tokens, the others are chained.
     pub chain: View<B>,
 }
 

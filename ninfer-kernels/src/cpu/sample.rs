@@ -157,7 +157,7 @@ pub(super) fn accept(op: &Accept<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Res
         put(realign, op.realign.stride() * s, next);
         last[s * op.last.stride()] = (row + accepted) as i32;
         for i in 0..op.chain.rows() / count.max(1) {
-            let start = segment.start + accepted as u32 + 2 + i as u32;
+            let start = segment.start + accepted as u32 + 1 + i as u32;
             let link = Segment { start, row: s as u32, len: emitted.min(1) as u32, fold: 0, ..*segment };
             put(chain, op.chain.stride() * (i * count + s), link);
         }
