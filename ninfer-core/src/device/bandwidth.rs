@@ -10,16 +10,18 @@ const TOTAL_BYTES: usize = 256 << 20;
 /// The least that one thread reads.
 const LEAST_BYTES: usize = 8 << 20;
 /// Words between two looks at the clock.
-const BLOCK: usize = 1 << 18;
+const BLOCK: usize = 1 << 17;
 /// When reading begins, counted from the start; buffers are filled before.
-const FILLED: Duration = Duration::from_millis(45);
+const FILLED: Duration = Duration::from_millis(50);
 /// When reading ends.
-const BUDGET: Duration = Duration::from_millis(90);
+const BUDGET: Duration = Duration::from_millis(80);
 
 /// Bytes a second that all threads read from memory together, measured once and then remembered.
 ///
-/// Each thread fills a buffer of its own and from 45 ms after the start sums it over and over until 90 ms; the figure is
-/// the sum of what the threads reached. `None` where a thread or its buffer could not be had.
+/// Each thread fills a buffer of its own for 50 ms at most and then sums it over and over until 80 ms after the start; the
+/// figure is the sum of what the threads reached. Where the system hands out pages so slowly that the buffers stay
+/// smaller than the last-level cache, the figure is that of the cache. `None` where a thread or its buffer could not be
+/// had.
 #[must_use]
 pub fn measure_cpu_read_bandwidth() -> Option<Bandwidth> {
     static MEASURED: OnceLock<Option<f64>> = OnceLock::new();
@@ -41,8 +43,10 @@ fn probe(threads: usize) -> Option<f64> {
 fn read(words: usize, start: Instant) -> Option<f64> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(words).ok()?;
-    // Written with something other than zero, so that every page is a page of its own.
-    buffer.resize(words, 1u64);
+    while buffer.len() < words && (buffer.is_empty() || start.elapsed() < FILLED) {
+        // Written with something other than zero, so that every page is a page of its own.
+        buffer.resize((buffer.len() + BLOCK).min(words), 1u64);
+    }
     std::thread::sleep(FILLED.saturating_sub(start.elapsed()));
     let begin = Instant::now();
     let mut bytes = 0;
