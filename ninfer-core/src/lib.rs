@@ -19,6 +19,9 @@ pub mod sampling;
 pub mod segment;
 pub mod shape;
 pub mod state;
+#[cfg(feature = "testing")]
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+pub mod testing;
 pub mod tuning;
 pub mod view;
 
