@@ -272,7 +272,7 @@ impl<'a> PackedRef<'a> {
                 }
             }
             PackedData::Nvfp4 { codes, scales, .. } => {
-                if cols % NVFP4_GROUP != 0 {
+                if !cols.is_multiple_of(NVFP4_GROUP) {
                     return Err(Error::Shape {
                         op: OP,
                         what: "NVFP4 columns",

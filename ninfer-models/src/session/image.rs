@@ -1,0 +1,205 @@
+//! Images of a lane's committed state: copied to the host, written as bytes, and put back.
+
+use ninfer_core::backend::InferenceBackend;
+use ninfer_core::ops::KvLayer;
+use ninfer_core::segment::PAGE_TOKENS;
+use ninfer_core::state::Snapshot;
+use ninfer_core::view::View;
+use ninfer_core::{Error, Result};
+
+use super::Session;
+use super::cache::RING;
+use super::lane::Lane;
+
+/// First bytes of a written image.
+const MAGIC: [u8; 8] = *b"NINFLANE";
+/// Header: magic, version, then five u64 (fingerprint, position, MTP rows, payload length, checksum).
+const HEADER: usize = 8 + 8 + 5 * 8;
+/// Layout version.
+const VERSION: u64 = 1;
+
+/// The committed state of one lane on the host: recurrent matrices, convolution windows, keys and values of the used
+/// pages, hidden states for MTP, token counts and position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneImage {
+    fingerprint: u64,
+    position: usize,
+    mtp_rows: usize,
+    payload: Vec<u8>,
+}
+
+impl LaneImage {
+    /// Tokens in the state.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Size of the state in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.payload.len()
+    }
+
+    /// The image as bytes: magic, version, lengths, a checksum, then the payload.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER + self.payload.len());
+        out.extend_from_slice(&MAGIC);
+        let fields = [
+            VERSION,
+            self.fingerprint,
+            self.position as u64,
+            self.mtp_rows as u64,
+            self.payload.len() as u64,
+            self.checksum(),
+        ];
+        fields.iter().for_each(|f| out.extend_from_slice(&f.to_le_bytes()));
+        out.extend_from_slice(&self.payload);
+        out
+    }
+
+    /// Reads what [`LaneImage::to_bytes`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a wrong magic, version, length or checksum.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Snapshot<Self>> {
+        let corrupt = |reason: &str| Error::Corrupt { reason: reason.to_owned() };
+        let (header, payload) = bytes.split_at_checked(HEADER).ok_or_else(|| corrupt("shorter than its header"))?;
+        if header[..8] != MAGIC {
+            return Err(corrupt("not a lane image"));
+        }
+        let mut fields = [0u64; 6];
+        for (field, word) in fields.iter_mut().zip(header[8..].as_chunks::<8>().0) {
+            *field = u64::from_le_bytes(*word);
+        }
+        let [version, fingerprint, position, mtp_rows, length, checksum] = fields;
+        if version != VERSION {
+            return Err(corrupt(&format!("version {version}, expected {VERSION}")));
+        }
+        if length != payload.len() as u64 {
+            return Err(corrupt(&format!("{} bytes of payload, header says {length}", payload.len())));
+        }
+        let small = |x: u64| usize::try_from(x).map_err(|_| corrupt("a position that does not fit"));
+        let image =
+            Self { fingerprint, position: small(position)?, mtp_rows: small(mtp_rows)?, payload: payload.to_vec() };
+        if image.checksum() != checksum {
+            return Err(corrupt("checksum does not match"));
+        }
+        Ok(Snapshot::verified(image))
+    }
+
+    fn checksum(&self) -> u64 {
+        let mut hash = fnv(FNV_START, &self.payload);
+        for field in [self.fingerprint, self.position as u64, self.mtp_rows as u64] {
+            hash = fnv(hash, &field.to_le_bytes());
+        }
+        hash
+    }
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a over eight bytes at a time.
+fn fnv(mut hash: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        hash = (hash ^ u64::from_le_bytes(*word)).wrapping_mul(0x0100_0000_01b3);
+        hash ^= hash >> 29;
+    }
+    for byte in rest {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
+}
+
+impl<B: InferenceBackend> Session<B> {
+    /// Distinguishes images of models with other shapes or dtypes.
+    fn fingerprint(&self) -> u64 {
+        let facts = format!(
+            "{:?} {} {:?} {}",
+            self.model.config().shape(),
+            self.cache.hidden.dtype(),
+            self.cache.kv.first().map(|kv| kv.keys.dtype()),
+            self.limits.mtp,
+        );
+        fnv(FNV_START, facts.as_bytes())
+    }
+
+    /// The parts of a lane's state in a fixed order; each view is contiguous.
+    fn parts(&self, lane: &Lane, position: usize, mtp_rows: usize) -> Result<Vec<View<B>>> {
+        let slot = lane.reserved.slot as usize;
+        let of_slot = |view: &View<B>, slots: usize| {
+            let rows = view.rows() / slots;
+            view.row_range(slot * rows..(slot + 1) * rows)
+        };
+        let slots = self.limits.lanes;
+        let mut parts = Vec::new();
+        for gdn in &self.cache.gdn {
+            parts.push(of_slot(&gdn.state.window, slots)?);
+            parts.push(of_slot(&gdn.state.matrix, slots)?);
+        }
+        let mut pages = |kv: &KvLayer<B>, tokens: usize| -> Result<()> {
+            let rows = kv.heads * PAGE_TOKENS;
+            for &page in lane.reserved.pages.iter().take(tokens.div_ceil(PAGE_TOKENS)) {
+                let range = page as usize * rows..(page as usize + 1) * rows;
+                parts.push(kv.keys.row_range(range.clone())?);
+                parts.push(kv.values.row_range(range)?);
+            }
+            Ok(())
+        };
+        for kv in &self.cache.kv {
+            pages(kv, position)?;
+        }
+        if let Some(kv) = &self.cache.mtp_kv {
+            pages(kv, mtp_rows + 1)?;
+            parts.push(self.cache.hidden.row_range(slot * RING..(slot + 1) * RING)?);
+        }
+        parts.push(of_slot(&self.cache.counts, slots)?);
+        Ok(parts)
+    }
+
+    pub(super) fn take_image(&mut self, lane: &Lane) -> Result<LaneImage> {
+        lane.check(0)?;
+        // The row of an anchor that is not an input yet is left out: it is made again when the lane goes on.
+        let mtp_rows = lane.mtp_rows.min(lane.position.saturating_sub(1));
+        let mut payload: Vec<u8> = lane.recent.iter().flat_map(|t| t.to_le_bytes()).collect();
+        for part in self.parts(lane, lane.position, mtp_rows)? {
+            let at = payload.len();
+            payload.resize(at + part.span_bytes(), 0);
+            self.model.backend().download(&mut self.queue, &part, &mut payload[at..])?;
+        }
+        Ok(LaneImage { fingerprint: self.fingerprint(), position: lane.position, mtp_rows, payload })
+    }
+
+    pub(super) fn put_image(&mut self, lane: &mut Lane, image: &LaneImage) -> Result<()> {
+        let corrupt = |reason: &str| Error::Corrupt { reason: reason.to_owned() };
+        if image.fingerprint != self.fingerprint() {
+            return Err(corrupt("it was taken from a model or session of another shape"));
+        }
+        if image.position > lane.capacity {
+            return Err(Error::ContextOverflow { requested: image.position, limit: lane.capacity });
+        }
+        if image.mtp_rows > image.position {
+            return Err(corrupt("more MTP rows than tokens"));
+        }
+        let parts = self.parts(lane, image.position, image.mtp_rows)?;
+        let recent = RING * 4;
+        let expected = recent + parts.iter().map(View::span_bytes).sum::<usize>();
+        if image.payload.len() != expected {
+            return Err(corrupt(&format!("{} bytes of state, expected {expected}", image.payload.len())));
+        }
+        let (tokens, mut rest) = image.payload.split_at(recent);
+        for (token, bytes) in lane.recent.iter_mut().zip(tokens.as_chunks::<4>().0) {
+            *token = u32::from_le_bytes(*bytes);
+        }
+        for part in parts {
+            let (bytes, after) = rest.split_at(part.span_bytes());
+            self.model.backend().upload(&mut self.queue, &part, bytes)?;
+            rest = after;
+        }
+        lane.position = image.position;
+        lane.mtp_rows = image.mtp_rows;
+        Ok(())
+    }
+}
