@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use ninfer_core::DType;
-
 use crate::checkpoint::HeaderFault;
 
 /// Result of this crate.
@@ -255,10 +253,6 @@ impl Error {
     pub(crate) fn io(file: &Path, action: &'static str, error: &std::io::Error) -> Self {
         Self::Io { file: file.to_owned(), action, kind: error.kind(), message: error.to_string() }
     }
-
-    pub(crate) fn dtype(file: &Path, tensor: &str, expected: &'static str, got: DType) -> Self {
-        Self::TensorDType { file: file.to_owned(), tensor: tensor.to_owned(), expected, got: got.to_string() }
-    }
 }
 
 /// Names for an error message: the first of them, and how many there are.
@@ -279,6 +273,12 @@ impl NameList {
             self.names.push(name.into());
         }
         self.total += 1;
+    }
+
+    pub(crate) fn append(&mut self, other: Self) {
+        let more = other.total - other.names.len();
+        other.names.into_iter().for_each(|name| self.push(name));
+        self.total += more;
     }
 
     /// The names kept, in the order they were found.

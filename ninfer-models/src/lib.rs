@@ -5,9 +5,10 @@
 pub mod checkpoint;
 pub mod config;
 pub mod error;
-mod file;
 pub mod rope;
 pub mod text;
+pub mod weights;
 
 pub use config::Config;
-pub use error::{Error, Result};
+pub use error::{Error, NameList, Result};
+pub use weights::WeightTable;

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use super::pairs::Pairs;
-use crate::file::read_text;
+use super::read_text;
 use crate::{Error, Result};
 
 /// Largest index that is read.

@@ -6,9 +6,12 @@
 mod header;
 mod index;
 mod pairs;
+mod random_file;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -18,8 +21,8 @@ use safetensors::Dtype;
 pub use self::header::{HeaderFault, MAX_HEADER_BYTES};
 use self::header::{HeaderTensor, LENGTH_BYTES};
 use self::index::Index;
+use self::random_file::RandomFile;
 use crate::error::NameList;
-use crate::file::RandomFile;
 use crate::{Error, Result};
 
 /// File of an unsharded checkpoint.
@@ -239,4 +242,22 @@ impl Checkpoint {
             self.tensors.push(t);
         }
     }
+}
+
+/// Reads a whole UTF-8 file of at most `limit` bytes.
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String> {
+    let io = |e: std::io::Error| Error::io(path, "read", &e);
+    let file = File::open(path).map_err(|e| Error::io(path, "open", &e))?;
+    let got = file.metadata().map_err(io)?.len();
+    let too_large = |got| Error::FileTooLarge { file: path.to_owned(), got, limit };
+    if got > limit {
+        return Err(too_large(got));
+    }
+    let mut bytes = Vec::new();
+    // A file can grow between the two calls, and special files report no length at all.
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit {
+        return Err(too_large(bytes.len() as u64));
+    }
+    String::from_utf8(bytes).map_err(|e| Error::Json { file: path.to_owned(), message: format!("not UTF-8: {e}") })
 }

@@ -17,7 +17,7 @@ use ninfer_core::shape::{AttentionShape, FfnShape, ModelShape};
 pub use ninfer_core::shape::{GdnShape, LayerKind};
 pub use ninfer_quant::checkpoint::GptqZeros;
 
-use crate::file;
+use crate::checkpoint::read_text;
 use crate::rope::Rope;
 use crate::{Error, Result};
 
@@ -162,7 +162,7 @@ impl Config {
     /// [`Error::Io`] or [`Error::FileTooLarge`] if the file cannot be read, and those of [`Config::from_json_str`].
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self> {
         let file = dir.as_ref().join("config.json");
-        let text = file::read_text(&file, MAX_CONFIG_BYTES)?;
+        let text = read_text(&file, MAX_CONFIG_BYTES)?;
         Self::parse(&text, &file)
     }
 

@@ -50,11 +50,11 @@ pub(super) fn config(value: &Value) -> Result<Config> {
         value_dim: text.dim("linear_value_head_dim")?,
         conv_kernel: text.size_to("linear_conv_kernel_dim", MAX_DIM)?.unwrap_or(DEFAULT_CONV_KERNEL),
     };
-    if attention.heads % attention.kv_heads != 0 {
+    if !attention.heads.is_multiple_of(attention.kv_heads) {
         let legal = format!("multiples of num_key_value_heads, {}", attention.kv_heads);
         return Err(text.illegal("num_attention_heads", legal));
     }
-    if gdn.value_heads % gdn.key_heads != 0 {
+    if !gdn.value_heads.is_multiple_of(gdn.key_heads) {
         let legal = format!("multiples of linear_num_key_heads, {}", gdn.key_heads);
         return Err(text.illegal("linear_num_value_heads", legal));
     }

@@ -50,7 +50,7 @@ pub(super) fn read(text: Section<'_>, head_dim: usize, max_positions: usize) -> 
     }
     let partial = keys.number("partial_rotary_factor")?.unwrap_or(DEFAULT_PARTIAL);
     let rotary_dim = (head_dim as f64 * partial) as usize;
-    if partial <= 0.0 || partial > 1.0 || rotary_dim < 2 || rotary_dim % 2 != 0 {
+    if partial <= 0.0 || partial > 1.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {
         return Err(Error::ConfigValue {
             key: text.name("rope_parameters.partial_rotary_factor"),
             got: format!("{partial}, which rotates {rotary_dim} of {head_dim} features"),

@@ -1,32 +1,13 @@
-//! Reading small text files, and positioned reads of large ones.
+//! Positioned reads of large files.
 
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Reads a whole UTF-8 file of at most `limit` bytes.
-pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String> {
-    let io = |e: std::io::Error| Error::io(path, "read", &e);
-    let file = File::open(path).map_err(|e| Error::io(path, "open", &e))?;
-    let got = file.metadata().map_err(io)?.len();
-    let too_large = |got| Error::FileTooLarge { file: path.to_owned(), got, limit };
-    if got > limit {
-        return Err(too_large(got));
-    }
-    let mut bytes = Vec::new();
-    // A file can grow between the two calls, and special files report no length at all.
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > limit {
-        return Err(too_large(bytes.len() as u64));
-    }
-    String::from_utf8(bytes).map_err(|e| Error::Json { file: path.to_owned(), message: format!("not UTF-8: {e}") })
-}
-
 /// A file that is read at given offsets, by several threads at a time if need be.
 #[derive(Debug)]
-pub(crate) struct RandomFile {
+pub(super) struct RandomFile {
     path: PathBuf,
     len: u64,
     #[cfg(any(unix, windows))]
@@ -36,7 +17,7 @@ pub(crate) struct RandomFile {
 }
 
 impl RandomFile {
-    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+    pub(super) fn open(path: PathBuf) -> Result<Self> {
         let file = File::open(&path).map_err(|e| Error::io(&path, "open", &e))?;
         let meta = file.metadata().map_err(|e| Error::io(&path, "read", &e))?;
         if !meta.is_file() {
@@ -48,17 +29,17 @@ impl RandomFile {
         Ok(Self { path, len: meta.len(), file })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Bytes of the file when it was opened.
-    pub(crate) fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.len
     }
 
     /// Fills `buffer` from `offset` on.
-    pub(crate) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    pub(super) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.read_at(buffer, offset).map_err(|e| Error::io(&self.path, "read", &e))
     }
 

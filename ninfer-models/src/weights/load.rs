@@ -1,0 +1,172 @@
+//! Reading weights.
+
+use ninfer_core::DType;
+use ninfer_quant::checkpoint::{StoredKind, StoredTensor, decode};
+use ninfer_quant::codes::{decode_bf16_slice, decode_f16_slice, decode_f32_slice};
+use ninfer_quant::{PackedMatrix, PackedParts, Recipe, TensorRole};
+use rayon::prelude::*;
+
+use super::WeightTable;
+use super::part::{ExpertPart, LayerRef, VectorRole};
+use super::resolve::{ExpertSet, Module};
+use crate::checkpoint::TensorEntry;
+use crate::{Error, Result};
+
+impl WeightTable {
+    /// Reads a matrix and converts it as the recipe says for its role.
+    ///
+    /// Where the head is not stored, [`TensorRole::Head`] reads the embedding. Matrices of routed experts are read by
+    /// [`WeightTable::experts`].
+    ///
+    /// # Errors
+    /// [`Error::NoSuchWeight`] if the layer has no such matrix; [`Error::Io`], [`Error::OutOfMemory`];
+    /// [`Error::Quant`] naming the module for scales or weights that are NaN, infinite or implausible, and where the target
+    /// format cannot hold the matrix.
+    pub fn matrix(&self, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
+        let stored = match role {
+            TensorRole::Head if self.shares_head() => TensorRole::Embedding,
+            role => role,
+        };
+        let module = self
+            .found
+            .matrices
+            .get(&(layer, stored))
+            .ok_or_else(|| Error::NoSuchWeight { layer: layer.to_string(), role: role.to_string() })?;
+        self.module(module, layer, role, recipe)
+    }
+
+    /// Reads the routed experts of a layer and converts each matrix by itself.
+    ///
+    /// The order is that in which a backend stacks them: gate 0, up 0, gate 1, up 1, … (\[M, H\] each), or down 0, down 1, …
+    /// (\[H, M\] each), whether they are stored fused or one by one. Experts are read and converted in parallel.
+    ///
+    /// # Errors
+    /// As [`WeightTable::matrix`].
+    pub fn experts(&self, layer: LayerRef, part: ExpertPart, recipe: &Recipe) -> Result<Vec<PackedMatrix>> {
+        let set = self
+            .found
+            .experts
+            .get(&layer)
+            .ok_or_else(|| Error::NoSuchWeight { layer: layer.to_string(), role: "routed experts".to_owned() })?;
+        let roles: &[TensorRole] = match part {
+            ExpertPart::GateUp => &[TensorRole::ExpertGate, TensorRole::ExpertUp],
+            ExpertPart::Down => &[TensorRole::ExpertDown],
+        };
+        match set {
+            ExpertSet::Fused { gate_up, down } => {
+                let index = if part == ExpertPart::GateUp { *gate_up } else { *down };
+                self.fused_experts(index, layer, roles, recipe)
+            }
+            ExpertSet::Split { gate, up, down } => {
+                let modules: Vec<(&Module, TensorRole)> = match part {
+                    ExpertPart::GateUp => {
+                        let pair = |(g, u)| [(g, TensorRole::ExpertGate), (u, TensorRole::ExpertUp)];
+                        gate.iter().zip(up).flat_map(pair).collect()
+                    }
+                    ExpertPart::Down => down.iter().map(|m| (m, TensorRole::ExpertDown)).collect(),
+                };
+                modules.into_par_iter().map(|(m, role)| self.module(m, layer, role, recipe)).collect()
+            }
+        }
+    }
+
+    /// Reads a weight that is kept in f32, in row-major order, as stored (the 1 of a zero-centred gain is not added).
+    ///
+    /// # Errors
+    /// [`Error::NoSuchWeight`] if the layer has no such weight; [`Error::Io`], [`Error::OutOfMemory`];
+    /// [`Error::NonFinite`] for NaN and infinity, but for `−∞` in [`VectorRole::ALog`].
+    pub fn vector(&self, layer: LayerRef, role: VectorRole) -> Result<Vec<f32>> {
+        let missing = || Error::NoSuchWeight { layer: layer.to_string(), role: role.to_string() };
+        let index = *self.found.vectors.get(&(layer, role)).ok_or_else(missing)?;
+        let tensor = self.checkpoint.tensors().get(index).ok_or_else(missing)?;
+        let (dtype, bytes) = (tensor.dtype().unwrap_or(DType::F32), self.read(tensor)?);
+        let mut values = vec![0.0; bytes.len() / dtype.size()];
+        match dtype {
+            DType::Bf16 => decode_bf16_slice(&bytes, &mut values),
+            DType::F16 => decode_f16_slice(&bytes, &mut values),
+            _ => decode_f32_slice(&bytes, &mut values),
+        }
+        let legal = |x: f32| x.is_finite() || (role == VectorRole::ALog && x == f32::NEG_INFINITY);
+        match values.iter().position(|&x| !legal(x)) {
+            Some(index) => {
+                let (tensor, value) = (tensor.name().to_owned(), values[index]);
+                Err(Error::NonFinite { tensor, index, value })
+            }
+            None => Ok(values),
+        }
+    }
+
+    fn read(&self, tensor: &TensorEntry) -> Result<Vec<u8>> {
+        self.checkpoint.read_range(tensor, 0..tensor.bytes(), &mut |n| self.observer.add(n))
+    }
+
+    fn module(&self, m: &Module, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
+        let named = |source| Error::Quant { module: m.name.clone(), source };
+        let entries: Vec<(&str, &TensorEntry)> = m
+            .tensors
+            .iter()
+            .filter_map(|(suffix, i)| Some((suffix.as_str(), self.checkpoint.tensors().get(*i)?)))
+            .collect();
+        let mut data = entries.iter().map(|(_, t)| self.read(t)).collect::<Result<Vec<_>>>()?;
+        let packed = match (m.kind, entries.as_slice(), data.as_mut_slice()) {
+            // One tensor that is already the matrix: its bytes are taken as they are.
+            (StoredKind::Plain(dtype), [_], [bytes]) => {
+                let parts = PackedParts::Plain { dtype, bytes: std::mem::take(bytes) };
+                PackedMatrix::new(m.rows, m.cols, parts)
+            }
+            _ => {
+                let tensors: Vec<StoredTensor<'_>> = entries
+                    .iter()
+                    .zip(&data)
+                    .map(|((suffix, t), bytes)| {
+                        StoredTensor::new(suffix, t.dtype().unwrap_or(DType::U8), t.shape(), bytes)
+                    })
+                    .collect();
+                decode(&m.name, &tensors, &self.decode)
+            }
+        }
+        .map_err(named)?;
+        if (packed.rows(), packed.cols()) != (m.rows, m.cols) {
+            return Err(Error::TensorShape {
+                file: entries.first().map_or(self.checkpoint.dir(), |(_, t)| self.checkpoint.file_of(t)).to_owned(),
+                tensor: m.name.clone(),
+                expected: vec![m.rows, m.cols],
+                got: vec![packed.rows(), packed.cols()],
+            });
+        }
+        drop(data);
+        recipe.target(role, layer.is_mtp(), packed.format()).apply_owned(packed).map_err(named)
+    }
+
+    /// Cuts a tensor `[E, rows, cols]` into one matrix per expert and role, reading one expert at a time.
+    fn fused_experts(
+        &self,
+        index: usize,
+        layer: LayerRef,
+        roles: &[TensorRole],
+        recipe: &Recipe,
+    ) -> Result<Vec<PackedMatrix>> {
+        let missing = || Error::NoSuchWeight { layer: layer.to_string(), role: "routed experts".to_owned() };
+        let tensor = self.checkpoint.tensors().get(index).ok_or_else(missing)?;
+        let (&[experts, rows, cols], Some(dtype)) = (tensor.shape(), tensor.dtype()) else { return Err(missing()) };
+        // The whole tensor was checked to fit its file, so these products do not overflow.
+        let (part_rows, expert_bytes) = (rows / roles.len(), (rows * cols * dtype.size()) as u64);
+        let convert = |expert: usize| -> Result<Vec<PackedMatrix>> {
+            let start = expert as u64 * expert_bytes;
+            let mut rest =
+                self.checkpoint.read_range(tensor, start..start + expert_bytes, &mut |n| self.observer.add(n))?;
+            let mut out = Vec::with_capacity(roles.len());
+            for &role in roles {
+                let next = rest.split_off(part_rows * cols * dtype.size());
+                let parts = PackedParts::Plain { dtype, bytes: std::mem::replace(&mut rest, next) };
+                let packed = PackedMatrix::new(part_rows, cols, parts)
+                    .and_then(|m| recipe.target(role, layer.is_mtp(), m.format()).apply_owned(m));
+                let named = |source| Error::Quant { module: format!("{}[{expert}]", tensor.name()), source };
+                out.push(packed.map_err(named)?);
+            }
+            Ok(out)
+        };
+        let all: Vec<Vec<PackedMatrix>> = (0..experts).into_par_iter().map(convert).collect::<Result<_>>()?;
+        Ok(all.into_iter().flatten().collect())
+    }
+}
