@@ -26,6 +26,7 @@ use ninfer_core::format::{FP8_BLOCK, NVFP4_GROUP};
 use ninfer_core::{PackedData, PackedRef};
 
 use crate::codes::{E4M3_MAX, decode_e2m1_scaled, decode_e4m3, encode_e4m3};
+use crate::encode::largest;
 use crate::nvfp4::multiplier;
 use crate::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, Result, dequantize_ref, fp8};
 
@@ -79,7 +80,7 @@ pub fn bridge(m: &PackedRef<'_>, scale: BridgeScale) -> Result<PackedMatrix> {
     let mut amax = vec![0.0f32; rows.div_ceil(high) * tiles];
     for (row, u) in units.clone().enumerate() {
         for (a, u) in amax[row / high * tiles..].iter_mut().zip(u.chunks(wide)) {
-            *a = u.iter().fold(*a, |a, x| a.max(x.abs()));
+            *a = a.max(largest(u));
         }
     }
     let powers: Vec<f32> = amax.iter().map(|&a| power(a, m)).collect();

@@ -12,7 +12,8 @@
 //! NaN, and [`encode_e2m1`] maps one to a zero, so whoever encodes weights checks for NaN first, as
 //! [`encode`](crate::encode()) does.
 
-use half::{bf16, f16};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 /// Largest E2M1 value.
 pub const E2M1_MAX: f32 = 6.0;
@@ -141,8 +142,13 @@ pub const fn decode_bf16(bits: u16) -> f32 {
 
 /// Encodes to BF16, nearest even; overflow becomes infinity, a NaN stays a NaN.
 #[must_use]
-pub fn encode_bf16(x: f32) -> u16 {
-    bf16::from_f32(x).to_bits()
+pub const fn encode_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        // Quiet, so that cutting the low bits off cannot make an infinity of it.
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
 }
 
 /// Decodes an F16 bit pattern; exact.
@@ -182,8 +188,14 @@ pub fn decode_bf16_slice(bytes: &[u8], out: &mut [f32]) {
 
 /// Decodes little-endian F16, two bytes an element, as far as the shorter of the two slices goes.
 pub fn decode_f16_slice(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-        *o = decode_f16(u16::from_le_bytes(*b));
+    const BLOCK: usize = 64;
+    let mut halves = [f16::ZERO; BLOCK];
+    for (out, bytes) in out.chunks_mut(BLOCK).zip(bytes.as_chunks().0.chunks(BLOCK)) {
+        let n = out.len().min(bytes.len());
+        for (h, b) in halves.iter_mut().zip(bytes) {
+            *h = f16::from_le_bytes(*b);
+        }
+        halves[..n].convert_to_f32_slice(&mut out[..n]);
     }
 }
 
@@ -197,19 +209,36 @@ pub fn decode_f32_slice(bytes: &[u8], out: &mut [f32]) {
 /// The little-endian BF16 bytes of `values`.
 #[must_use]
 pub fn encode_bf16_slice(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|&x| encode_bf16(x).to_le_bytes()).collect()
+    let mut bytes = vec![0; 2 * values.len()];
+    for (b, &x) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *b = encode_bf16(x).to_le_bytes();
+    }
+    bytes
 }
 
 /// The little-endian F16 bytes of `values`.
 #[must_use]
 pub fn encode_f16_slice(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|&x| encode_f16(x).to_le_bytes()).collect()
+    const BLOCK: usize = 64;
+    let mut halves = [f16::ZERO; BLOCK];
+    let mut bytes = vec![0; 2 * values.len()];
+    for (bytes, x) in bytes.as_chunks_mut().0.chunks_mut(BLOCK).zip(values.chunks(BLOCK)) {
+        halves[..x.len()].convert_from_f32_slice(x);
+        for (b, h) in bytes.iter_mut().zip(&halves) {
+            *b = h.to_le_bytes();
+        }
+    }
+    bytes
 }
 
 /// The little-endian F32 bytes of `values`.
 #[must_use]
 pub fn encode_f32_slice(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+    let mut bytes = vec![0; 4 * values.len()];
+    for (b, x) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *b = x.to_le_bytes();
+    }
+    bytes
 }
 
 #[cfg(test)]

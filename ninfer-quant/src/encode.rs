@@ -3,7 +3,7 @@
 use ninfer_core::WeightFormat;
 use ninfer_core::format::FP8_BLOCK;
 
-use crate::packed::check_dimensions;
+use crate::packed::{check_dimensions, first};
 use crate::{Error, PackedMatrix, Result, fp8, groupwise, nvfp4, plain};
 
 /// Encodes a row-major `[rows, cols]` matrix.
@@ -44,21 +44,26 @@ pub(crate) fn check_input(format: WeightFormat, rows: usize, cols: usize, w: &[f
     if w.len() != expected {
         return Err(Error::Length { what: "weights", expected, got: w.len() });
     }
-    match w.iter().position(|x| !x.is_finite()) {
+    match first(w, |x| !x.is_finite()) {
         Some(i) => Err(Error::NonFinite { format, row: i / cols, col: i % cols, value: w[i] }),
         None => Ok(()),
     }
 }
 
+/// Largest magnitude; of finite numbers it is the one with the largest bits, and integers are compared many at a time.
+pub(crate) fn largest(w: &[f32]) -> f32 {
+    f32::from_bits(w.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7FFF_FFFF)))
+}
+
 /// Largest magnitude of each 128×128 block, `[⌈rows/128⌉, ⌈cols/128⌉]`.
 pub(crate) fn block_amax(rows: usize, cols: usize, w: &[f32]) -> Vec<f32> {
     let blocks = cols.div_ceil(FP8_BLOCK);
-    let mut amax = vec![0.0f32; rows.div_ceil(FP8_BLOCK) * blocks];
+    let mut out = vec![0.0f32; rows.div_ceil(FP8_BLOCK) * blocks];
     for row in 0..rows {
-        let amax = &mut amax[row / FP8_BLOCK * blocks..][..blocks];
-        for (m, x) in amax.iter_mut().zip(w[row * cols..(row + 1) * cols].chunks(FP8_BLOCK)) {
-            *m = x.iter().fold(*m, |m, v| m.max(v.abs()));
+        let out = &mut out[row / FP8_BLOCK * blocks..][..blocks];
+        for (m, x) in out.iter_mut().zip(w[row * cols..(row + 1) * cols].chunks(FP8_BLOCK)) {
+            *m = m.max(largest(x));
         }
     }
-    amax
+    out
 }

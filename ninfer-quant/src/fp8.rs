@@ -15,7 +15,7 @@ use ninfer_core::WeightFormat;
 use ninfer_core::format::FP8_BLOCK;
 
 use crate::codes::{E4M3_MAX, encode_e4m3};
-use crate::encode::{block_amax, check_input};
+use crate::encode::{block_amax, check_input, largest};
 use crate::{Fp8ScaleVec, PackedMatrix, PackedParts, Result};
 
 fn scale(amax: f32) -> f32 {
@@ -33,10 +33,6 @@ fn push_codes(codes: &mut Vec<u8>, w: &[f32], s: f32) {
     codes.extend(w.iter().map(|x| encode_e4m3(x / s)));
 }
 
-fn amax(w: &[f32]) -> f32 {
-    w.iter().fold(0.0, |m: f32, x| m.max(x.abs()))
-}
-
 fn finish(rows: usize, cols: usize, codes: Vec<u8>, scales: Fp8ScaleVec) -> PackedMatrix {
     PackedMatrix::trusted(rows, cols, PackedParts::Fp8 { codes, scales })
 }
@@ -47,7 +43,7 @@ fn finish(rows: usize, cols: usize, codes: Vec<u8>, scales: Fp8ScaleVec) -> Pack
 /// [`Error::Length`](crate::Error::Length), [`Error::NonFinite`](crate::Error::NonFinite).
 pub fn encode_tensor(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
     check_input(WeightFormat::Fp8Tensor, rows, cols, w)?;
-    let s = scale(amax(w));
+    let s = scale(largest(w));
     let mut codes = Vec::with_capacity(w.len());
     push_codes(&mut codes, w, s);
     Ok(finish(rows, cols, codes, Fp8ScaleVec::Tensor(s)))
@@ -68,7 +64,7 @@ pub fn encode_rows(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> 
     let (mut codes, mut scales) = (Vec::with_capacity(w.len()), Vec::with_capacity(rows));
     for row in 0..rows {
         let x = &w[row * cols..(row + 1) * cols];
-        let s = scale(amax(x));
+        let s = scale(largest(x));
         push_codes(&mut codes, x, s);
         scales.push(s);
     }

@@ -23,34 +23,70 @@ use ninfer_core::WeightFormat;
 use ninfer_core::format::{GROUP_PAD, GroupFormat};
 
 use crate::codes::{decode_f16, encode_f16};
-use crate::encode::check_input;
+use crate::encode::{check_input, largest};
 use crate::{Error, PackedMatrix, PackedParts, Result};
 
-/// The code of one lane; `base` is the group's 32 bytes, `high` its high plane.
-pub(crate) fn code(format: GroupFormat, base: &[u8], high: &[u8], lane: usize) -> i32 {
-    if format == GroupFormat::W8 {
-        return i32::from(base[lane] as i8);
+/// The codes of one group, in lane order; `base` is its 32 bytes of the base plane, `high` its bytes of the high plane.
+///
+/// Lanes past the group size stay 0, and so do lanes whose bytes are missing.
+///
+/// ```
+/// use ninfer_core::format::GroupFormat;
+/// let mut base = [0u8; 32];
+/// base[0] = 0x7F; // lanes 0 and 1 of Q4: −1 and 7
+/// assert_eq!(ninfer_quant::groupwise::unpack_group(GroupFormat::Q4, &base, &[])[..3], [-1, 7, 0]);
+/// ```
+#[must_use]
+pub fn unpack_group(format: GroupFormat, base: &[u8], high: &[u8]) -> [i8; 64] {
+    let mut codes = [0i8; 64];
+    match format {
+        GroupFormat::W8 => {
+            for (c, &b) in codes.iter_mut().zip(base) {
+                *c = b as i8;
+            }
+        }
+        GroupFormat::Q4 => {
+            for (c, &b) in codes.as_chunks_mut().0.iter_mut().zip(base) {
+                *c = [((b << 4) as i8) >> 4, (b as i8) >> 4];
+            }
+        }
+        GroupFormat::Q5 => {
+            for ((c, b), &h) in codes.as_chunks_mut::<8>().0.iter_mut().zip(base.as_chunks::<4>().0).zip(high) {
+                for (i, c) in c.iter_mut().enumerate() {
+                    let low = b[i / 2] >> (4 * (i % 2)) & 15;
+                    *c = (((low | (h >> i & 1) << 4) << 3) as i8) >> 3;
+                }
+            }
+        }
+        GroupFormat::Q6 => {
+            for ((c, b), &h) in codes.as_chunks_mut::<4>().0.iter_mut().zip(base.as_chunks::<2>().0).zip(high) {
+                for (i, c) in c.iter_mut().enumerate() {
+                    let low = b[i / 2] >> (4 * (i % 2)) & 15;
+                    *c = (((low | (h >> (2 * i) & 3) << 4) << 2) as i8) >> 2;
+                }
+            }
+        }
     }
-    let low = u32::from(base[lane / 2] >> (4 * (lane % 2))) & 15;
-    let (bits, value) = match format {
-        GroupFormat::Q5 => (5, low | (u32::from(high[lane / 8] >> (lane % 8)) & 1) << 4),
-        GroupFormat::Q6 => (6, low | (u32::from(high[lane / 4] >> (2 * (lane % 4))) & 3) << 4),
-        _ => (4, low),
-    };
-    ((value << (32 - bits)) as i32) >> (32 - bits)
+    codes
 }
 
-/// Writes the code of one lane into planes that are zero there.
-pub(crate) fn set_code(format: GroupFormat, base: &mut [u8], high: &mut [u8], lane: usize, code: i32) {
-    let c = code as u8;
-    match format {
-        GroupFormat::W8 => base[lane] = c,
-        _ => base[lane / 2] |= (c & 15) << (4 * (lane % 2)),
+/// Writes the codes of one group into its 32 bytes of the base plane and its bytes of the high plane; the inverse of
+/// [`unpack_group`].
+pub(crate) fn pack_group(format: GroupFormat, codes: &[i8; 64], base: &mut [u8], high: &mut [u8]) {
+    if format == GroupFormat::W8 {
+        for (b, &c) in base.iter_mut().zip(codes) {
+            *b = c as u8;
+        }
+        return;
     }
-    match format {
-        GroupFormat::Q5 => high[lane / 8] |= ((c >> 4) & 1) << (lane % 8),
-        GroupFormat::Q6 => high[lane / 4] |= ((c >> 4) & 3) << (2 * (lane % 4)),
-        _ => {}
+    for (b, c) in base.iter_mut().zip(codes.as_chunks().0) {
+        let [even, odd] = *c;
+        *b = (even as u8 & 15) | ((odd as u8) << 4);
+    }
+    // Bits of the high plane per lane: none for Q4.
+    let bits = format.bits() - 4;
+    for (h, c) in high.iter_mut().zip(codes.chunks(8 / bits.max(1))) {
+        *h = c.iter().enumerate().fold(0, |h, (i, &c)| h | ((c as u8 >> 4) & ((1 << bits) - 1)) << (bits * i));
     }
 }
 
@@ -63,25 +99,8 @@ pub(crate) fn decode_row(format: GroupFormat, row: usize, base: &[u8], high: &[u
         let base = &base[32 * at..32 * (at + 1)];
         let high = &high[format.high_bytes() * at..format.high_bytes() * (at + 1)];
         let s = decode_f16(u16::from_le_bytes([scales[2 * at], scales[2 * at + 1]]));
-        match format {
-            GroupFormat::W8 => {
-                for (o, &b) in out.iter_mut().zip(base) {
-                    *o = f32::from(b as i8) * s;
-                }
-            }
-            GroupFormat::Q4 => {
-                for (o, &b) in out.chunks_mut(2).zip(base) {
-                    o[0] = f32::from(((b << 4) as i8) >> 4) * s;
-                    if let Some(o) = o.get_mut(1) {
-                        *o = f32::from((b as i8) >> 4) * s;
-                    }
-                }
-            }
-            _ => {
-                for (lane, o) in out.iter_mut().enumerate() {
-                    *o = code(format, base, high, lane) as f32 * s;
-                }
-            }
+        for (o, &c) in out.iter_mut().zip(&unpack_group(format, base, high)) {
+            *o = f32::from(c) * s;
         }
     }
 }
@@ -132,13 +151,14 @@ impl Planes {
 /// # Ok::<(), ninfer_quant::Error>(())
 /// ```
 pub fn encode(format: GroupFormat, rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
+    const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
     check_input(WeightFormat::Group(format), rows, cols, w)?;
     let (size, qmax) = (format.group_size(), format.qmax() as f32);
     let groups = cols.next_multiple_of(GROUP_PAD) / size;
     let mut planes = Planes::zeroed(format, rows, cols);
     for row in 0..rows {
         for (g, x) in w[row * cols..(row + 1) * cols].chunks(size).enumerate() {
-            let amax = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            let amax = largest(x);
             if amax == 0.0 {
                 continue;
             }
@@ -153,10 +173,13 @@ pub fn encode(format: GroupFormat, rows: usize, cols: usize, w: &[f32]) -> Resul
             let inv = 1.0 / s;
             planes.set_scale(row * groups + g, bits);
             let (base, high) = planes.group(format, row * groups + g);
-            for (lane, &v) in x.iter().enumerate() {
-                let q = (v * inv).round_ties_even().clamp(-qmax, qmax);
-                set_code(format, base, high, lane, q as i32);
+            let mut codes = [0i8; 64];
+            for (c, &v) in codes.iter_mut().zip(x) {
+                // |v · inv| is below 1.5 · qmax, and such a sum has no fraction: it is rounded to the nearest even integer.
+                let q = (v * inv + ROUND) - ROUND;
+                *c = q.clamp(-qmax, qmax) as i8;
             }
+            pack_group(format, &codes, base, high);
         }
     }
     Ok(planes.finish(format, rows, cols))

@@ -20,7 +20,7 @@ use ninfer_core::format::GroupFormat;
 
 use crate::checkpoint::{GptqZeros, StoredTensor, Tensors};
 use crate::codes::{decode_f16, encode_f16};
-use crate::groupwise::{Planes, set_code};
+use crate::groupwise::{Planes, pack_group};
 use crate::{Error, PackedMatrix, Result, plain};
 
 /// Output column of each nibble of an AWQ word.
@@ -78,9 +78,11 @@ impl Affine {
                 let at = row * per_row + g;
                 planes.set_scale(at, encode_f16(self.scales[row * self.groups + of[0]]));
                 let (base, high) = planes.group(format, at);
-                for (lane, &c) in codes.iter().enumerate() {
-                    set_code(format, base, high, lane, i32::from(c));
+                let mut lanes = [0i8; 64];
+                for (lane, &c) in lanes.iter_mut().zip(codes) {
+                    *lane = c as i8; // in range: the format was chosen for it
                 }
+                pack_group(format, &lanes, base, high);
             }
         }
         planes.finish(format, self.rows, self.cols)

@@ -21,7 +21,7 @@ use ninfer_core::WeightFormat;
 use ninfer_core::format::{GlobalScale, NVFP4_GROUP};
 
 use crate::codes::{E2M1_MAX, E4M3_MAX, E4M3_MIN_POSITIVE, decode_e4m3, encode_e2m1, encode_e4m3};
-use crate::encode::check_input;
+use crate::encode::{check_input, largest};
 use crate::{Error, PackedMatrix, PackedParts, Result};
 
 /// Which library's layout and arithmetic to follow.
@@ -88,7 +88,7 @@ pub fn encode(convention: Convention, rows: usize, cols: usize, w: &[f32], amax:
     if !cols.is_multiple_of(NVFP4_GROUP) {
         return Err(Error::Columns { format: FORMAT, multiple: NVFP4_GROUP, cols });
     }
-    let own = w.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let own = largest(w);
     let amax = amax.unwrap_or(own);
     let global = global_scale(convention, amax);
     let fits = amax.is_finite() && amax >= own && (E2M1_MAX * global.apply(E4M3_MAX)).is_finite();
@@ -97,9 +97,13 @@ pub fn encode(convention: Convention, rows: usize, cols: usize, w: &[f32], amax:
     }
     let (mut codes, mut scales) = (Vec::with_capacity(w.len() / 2), Vec::with_capacity(w.len() / NVFP4_GROUP));
     for group in w.chunks_exact(NVFP4_GROUP) {
-        let scale = group_scale(global, group.iter().fold(0.0f32, |m, x| m.max(x.abs())));
+        let scale = group_scale(global, largest(group));
         let step = global.apply(decode_e4m3(scale));
-        codes.extend(group.chunks_exact(2).map(|x| encode_e2m1(x[0] / step) | (encode_e2m1(x[1] / step) << 4)));
+        let mut lanes = [0u8; NVFP4_GROUP];
+        for (lane, x) in lanes.iter_mut().zip(group) {
+            *lane = encode_e2m1(x / step);
+        }
+        codes.extend(lanes.as_chunks::<2>().0.iter().map(|[low, high]| low | (high << 4)));
         scales.push(scale);
     }
     Ok(PackedMatrix::trusted(rows, cols, PackedParts::Nvfp4 { codes, scales, global }))

@@ -4,6 +4,7 @@ use ninfer_core::format::{Fp8Scales, GROUP_PAD, GlobalScale, GroupFormat};
 use ninfer_core::{DType, PackedData, PackedRef, WeightFormat};
 
 use crate::codes::{decode_bf16, decode_e4m3, decode_f16};
+use crate::groupwise::unpack_group;
 use crate::{Error, Result, dequantize_ref, dequantize_ref_row};
 
 /// Scales of an FP8 matrix; a weight is `e4m3(code) · scale`.
@@ -263,11 +264,12 @@ impl PackedMatrix {
         let (size, groups) = (group.group_size(), self.cols.next_multiple_of(GROUP_PAD) / group.group_size());
         for row in 0..self.rows {
             for g in self.cols / size..groups {
-                let lanes = self.cols.saturating_sub(g * size).min(size)..size;
+                let first = self.cols.saturating_sub(g * size).min(size);
                 let at = row * groups + g;
                 let high = &high[at * group.high_bytes()..(at + 1) * group.high_bytes()];
                 let base = &base[at * 32..(at + 1) * 32];
-                if let Some(lane) = lanes.into_iter().find(|&l| crate::groupwise::code(group, base, high, l) != 0) {
+                let codes = unpack_group(group, base, high);
+                if let Some(lane) = (first..size).find(|&l| codes[l] != 0) {
                     let index = at * size + lane;
                     return Err(Error::Code {
                         format: WeightFormat::Group(group),
@@ -282,7 +284,7 @@ impl PackedMatrix {
 }
 
 /// Index of the first element for which `bad` holds; whole blocks are judged without branches.
-fn first<T>(elements: &[T], bad: impl Fn(&T) -> bool) -> Option<usize> {
+pub(crate) fn first<T>(elements: &[T], bad: impl Fn(&T) -> bool) -> Option<usize> {
     const BLOCK: usize = 1024;
     let (b, block) = elements.chunks(BLOCK).enumerate().find(|(_, x)| x.iter().fold(false, |any, x| any | bad(x)))?;
     block.iter().position(bad).map(|i| b * BLOCK + i)

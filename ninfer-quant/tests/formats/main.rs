@@ -4,6 +4,7 @@
 
 mod bridge;
 mod demo_model;
+mod experts;
 mod fixtures;
 mod fp8;
 mod hostile;

@@ -21,6 +21,19 @@ fn names_round_trip_and_the_error_lists_them() {
 }
 
 #[test]
+fn recipes_are_serialised_by_name() {
+    use serde::Deserialize;
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error as ValueError, StrDeserializer};
+    let read = |s: &'static str| {
+        let d: StrDeserializer<'_, ValueError> = s.into_deserializer();
+        Recipe::deserialize(d)
+    };
+    assert_eq!(read("bridge-fp8"), Ok(Recipe::BridgeFp8));
+    assert!(read("fp9").unwrap_err().to_string().contains("fp8-block"));
+}
+
+#[test]
 fn quantising_recipes_touch_the_projections_of_the_body() {
     let spared = [
         TensorRole::Embedding,
