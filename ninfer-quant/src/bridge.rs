@@ -3,12 +3,13 @@
 //! An NVFP4 weight is `u · m`, where `u = e2m1 · e4m3` has at most six significant bits and `m` is the matrix's multiplier
 //! (`1/g` or `g`). [`BridgeScale::Pow2Row`] stores `e4m3(u / 2^k)` with the row scale `2^k · m`, where `k` is the smallest
 //! integer for which the row fits, `max|u| ≤ 448 · 2^k`. Dividing by a power of two changes no significant bit, so an E2M1
-//! code of 0.5, 1, 2 or 4 (and half of the products of 1.5, 3 and 6) lands on an E4M3 number exactly.
+//! code of 0.5, 1, 2 or 4 lands on an E4M3 number exactly, and so does one of 1.5, 3 or 6 under three of the eight
+//! significands that an E4M3 scale can have.
 //!
-//! Of the other half some lie exactly between two E4M3 numbers (the significands 27 and 42). These go toward zero: weights
-//! grow rarer with their magnitude, so the ones that NVFP4 gathered in a code lie below it on average, above all those of the
-//! code 6, which stands for 5 and more. Over the projections of the trained demo model the distance to the BF16 weights is
-//! 0.0950 that way, 0.0969 with ties to even, 0.0990 with ties away from zero, and 0.0951 for NVFP4 itself.
+//! Under two others the product lies exactly between two E4M3 numbers. These ties go toward zero: weights grow rarer with
+//! their magnitude, so the ones that NVFP4 gathered in a code lie below it on average, above all those of the code 6, which
+//! stands for 5 and more. Over the projections of the trained demo model the relative distance to the BF16 weights is 0.0950
+//! that way, 0.0969 with ties to even, 0.0990 with ties away from zero, and 0.0951 for NVFP4 itself.
 //!
 //! Error of the conversion, for a weight `w` and its image `ŵ`, with the row (or block) scale `s`:
 //!
@@ -46,8 +47,8 @@ pub enum BridgeScale {
 /// Converts an NVFP4 matrix to FP8.
 ///
 /// # Errors
-/// [`Error::Conversion`] if the matrix is not NVFP4; [`Error::NonFinite`] or [`Error::Overflow`] if it was never checked
-/// and holds scales that [`PackedMatrix::new`] refuses.
+/// [`Error::Conversion`] if the matrix is not NVFP4; [`Error::NonFinite`], [`Error::Code`] or [`Error::Scale`] if it was never
+/// checked and holds scales that [`PackedMatrix::new`] refuses.
 ///
 /// ```
 /// use ninfer_core::WeightFormat;

@@ -3,6 +3,7 @@
 use ninfer_core::WeightFormat;
 use ninfer_core::format::GlobalScale;
 use ninfer_quant::bridge::{BridgeScale, bridge};
+use ninfer_quant::codes::decode_e4m3;
 use ninfer_quant::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, encode};
 
 use crate::fixtures::weights;
@@ -62,6 +63,23 @@ fn powers_of_two_keep_their_value() {
         let normal = w.abs() >= scale_of(&b, i / 32, 0) / 64.0;
         if power && normal {
             assert_eq!(*w, v, "element {i}");
+        }
+    }
+}
+
+#[test]
+fn ties_go_toward_zero_whatever_the_multiplier() {
+    // 3 · 9 and 3 · 14 lie between 26 and 28 and between 40 and 44; 3 · 11 and 3 · 13 are nearer to 32 and to 40.
+    let e4m3 = [0x51, 0x56, 0x53, 0x55]; // 9, 14, 11, 13
+    for g in [1.0f32, 0.7, 3.3e-4, 0.099] {
+        let codes = [0x5D; 4 * 8].to_vec(); // −3 and 3
+        let parts = PackedParts::Nvfp4 { codes, scales: e4m3.to_vec(), global: GlobalScale::Multiply(g) };
+        let m = PackedMatrix::new(1, 64, parts).unwrap();
+        let b = bridge(&m.as_ref(), BridgeScale::Pow2Row).unwrap();
+        let PackedParts::Fp8 { codes, .. } = b.parts() else { panic!() };
+        let units: Vec<f32> = codes.iter().map(|&c| decode_e4m3(c) * scale_of(&b, 0, 0) / g).collect();
+        for (u, expected) in units.chunks(16).zip([26.0, 40.0, 32.0, 40.0]) {
+            assert!(u.chunks(2).all(|u| u[0] == -u[1] && (u[1] / expected - 1.0).abs() < 1e-6), "{u:?}, {expected}");
         }
     }
 }
