@@ -350,13 +350,6 @@ fn int4_words(h: &Header<'_>, q: &TensorInfo<'_>) -> Result<StoredModule> {
         false if Some(out) == b.checked_mul(8) => (StoredKind::Awq, a),
         _ => return h.bad_shape(q, format!("[in/8, {out}] (GPTQ) or [in, {out}/8] (AWQ)")),
     };
-    if groups == 0 || (index.is_none() && cols % groups != 0) {
-        return h.bad_shape(scales, format!("[groups, out] with groups dividing {cols}"));
-    }
-    if out % 8 != 0 {
-        return h.bad_shape(scales, "[groups, out] with out a multiple of 8");
-    }
-    h.shape(zeros, &[groups, out / 8])?;
     if let Some(g) = index {
         h.dtype(g, &[DType::I32], "I32")?;
         if let [n] = *g.shape
@@ -366,6 +359,13 @@ fn int4_words(h: &Header<'_>, q: &TensorInfo<'_>) -> Result<StoredModule> {
         }
         h.shape(g, &[cols])?;
     }
+    if groups == 0 || (index.is_none() && cols % groups != 0) {
+        return h.bad_shape(scales, format!("[groups, out] with groups dividing {cols}"));
+    }
+    if out % 8 != 0 {
+        return h.bad_shape(scales, "[groups, out] with out a multiple of 8");
+    }
+    h.shape(zeros, &[groups, out / 8])?;
     h.only(kind, &["qweight", "qzeros", "scales", "g_idx"])?;
     Ok(StoredModule { kind, rows: out, cols })
 }

@@ -282,7 +282,7 @@ fn stored_kinds_are_known_from_headers() {
             info("g_idx", DType::I32, &[16]),
         ],
     );
-    assert!(matches!(e, Err(Error::TensorShape { .. } | Error::Unsupported { .. })), "{e:?}");
+    assert!(matches!(&e, Err(Error::Unsupported { what, .. }) if what.contains("8-bit")), "{e:?}");
 }
 
 fn any_tensor() -> impl Strategy<Value = (String, Tensor)> {
