@@ -14,6 +14,7 @@ use std::path::Path;
 
 use ninfer_core::DType;
 use ninfer_core::shape::{AttentionShape, FfnShape, ModelShape};
+pub use ninfer_core::ops::OutputGate;
 pub use ninfer_core::shape::{GdnShape, LayerKind};
 pub use ninfer_quant::checkpoint::GptqZeros;
 
@@ -68,17 +69,6 @@ pub enum Ffn {
         /// Whether the weights of the chosen experts are divided by their sum (`norm_topk_prob`, true where absent).
         renormalise: bool,
     },
-}
-
-/// Activation of the output gate z of the Gated DeltaNet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OutputGate {
-    /// `z · sigmoid(z)`, also written "swish".
-    #[default]
-    Silu,
-    /// `sigmoid(z)`.
-    Sigmoid,
 }
 
 /// How `quantization_config` says the weights are stored.

@@ -1,13 +1,13 @@
 //! Bringing weights to a device, one matrix at a time.
 
 use ninfer_core::backend::{DeviceWeight, InferenceBackend};
-use ninfer_core::ops::{GdnParams, Norm, OutputGate};
+use ninfer_core::ops::{GdnParams, Norm};
 use ninfer_core::view::View;
 use ninfer_core::{DType, Error as CoreError};
 use ninfer_quant::{PackedMatrix, Recipe, TensorRole};
 
 use super::{AttentionWeights, FfnWeights, GdnWeights, Inner, LayerWeights, Mixer, MtpWeights};
-use crate::config::{self, Config, Ffn, LayerKind};
+use crate::config::{Config, Ffn, LayerKind};
 use crate::rope::inverse_frequencies;
 use crate::weights::{ExpertPart, LayerRef, MtpState, VectorRole, WeightTable};
 use crate::{Error, Result};
@@ -74,7 +74,7 @@ impl WeightSource for Converted<'_> {
     }
 
     fn has_head(&self) -> bool {
-        self.table.has_head()
+        !self.table.shares_head()
     }
 
     fn matrix(&self, layer: LayerRef, role: TensorRole) -> Result<PackedMatrix> {
@@ -241,10 +241,7 @@ impl<B: InferenceBackend> Loader<'_, B> {
                 dt_bias: self.vector(layer, VectorRole::DtBias, 1, g.value_heads)?,
                 gain: self.vector(layer, VectorRole::GdnNorm, 1, g.value_dim)?,
                 eps: config.eps as f32,
-                gate: match config.output_gate {
-                    config::OutputGate::Sigmoid => OutputGate::Sigmoid,
-                    config::OutputGate::Silu => OutputGate::Silu,
-                },
+                gate: config.output_gate,
             },
         })
     }

@@ -4,14 +4,17 @@ use ninfer_core::backend::InferenceBackend;
 use ninfer_core::ops::{GdnRecord, GdnState, KvLayer};
 use ninfer_core::sampling::PARAM_WORDS;
 use ninfer_core::segment::PAGE_TOKENS;
+use ninfer_core::state::MAX_COLUMNS;
 use ninfer_core::view::View;
 use ninfer_core::{DType, Result};
 
 use super::activations::matrix;
 use crate::config::{Config, LayerKind};
 
-/// Hidden states kept per slot, by position modulo this: 64 committed ones and the columns of a round in flight.
-pub(crate) const RING: usize = 80;
+/// Hidden states per slot, by position modulo this: committed ones and the columns of a round in flight.
+pub(crate) const RING: usize = KEPT + MAX_COLUMNS;
+/// Committed positions whose hidden states are kept, so that MTP can catch up after plain decoding.
+pub(crate) const KEPT: usize = 64;
 
 /// State and record of one Gated-DeltaNet layer.
 pub(crate) struct GdnCache<B: InferenceBackend> {

@@ -8,13 +8,15 @@ use ninfer_core::view::View;
 use ninfer_core::{Error, Result};
 
 use super::Session;
-use super::cache::RING;
+use super::cache::{KEPT, RING};
 use super::lane::Lane;
 
 /// First bytes of a written image.
 const MAGIC: [u8; 8] = *b"NINFLANE";
-/// Header: magic, version, then five u64 (fingerprint, position, MTP rows, payload length, checksum).
-const HEADER: usize = 8 + 8 + 5 * 8;
+/// Header: magic, version, then six u64 (fingerprint, position, MTP rows, recurrent bytes, payload length, checksum).
+const HEADER: usize = 8 + 8 + 6 * 8;
+/// Bytes of the recent tokens.
+const RECENT: usize = RING * 4;
 /// Layout version.
 const VERSION: u64 = 1;
 
@@ -25,6 +27,8 @@ pub struct LaneImage {
     fingerprint: u64,
     position: usize,
     mtp_rows: usize,
+    /// Bytes of the recurrent state at the start of the payload, behind the recent tokens.
+    recurrent: usize,
     payload: Vec<u8>,
 }
 
@@ -41,6 +45,12 @@ impl LaneImage {
         self.payload.len()
     }
 
+    /// The recurrent state of all layers: convolution windows and matrices.
+    #[must_use]
+    pub fn recurrent(&self) -> &[u8] {
+        self.payload.get(RECENT..RECENT + self.recurrent).unwrap_or(&[])
+    }
+
     /// The image as bytes: magic, version, lengths, a checksum, then the payload.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -51,6 +61,7 @@ impl LaneImage {
             self.fingerprint,
             self.position as u64,
             self.mtp_rows as u64,
+            self.recurrent as u64,
             self.payload.len() as u64,
             self.checksum(),
         ];
@@ -69,11 +80,11 @@ impl LaneImage {
         if header[..8] != MAGIC {
             return Err(corrupt("not a lane image"));
         }
-        let mut fields = [0u64; 6];
+        let mut fields = [0u64; 7];
         for (field, word) in fields.iter_mut().zip(header[8..].as_chunks::<8>().0) {
             *field = u64::from_le_bytes(*word);
         }
-        let [version, fingerprint, position, mtp_rows, length, checksum] = fields;
+        let [version, fingerprint, position, mtp_rows, recurrent, length, checksum] = fields;
         if version != VERSION {
             return Err(corrupt(&format!("version {version}, expected {VERSION}")));
         }
@@ -81,8 +92,13 @@ impl LaneImage {
             return Err(corrupt(&format!("{} bytes of payload, header says {length}", payload.len())));
         }
         let small = |x: u64| usize::try_from(x).map_err(|_| corrupt("a position that does not fit"));
-        let image =
-            Self { fingerprint, position: small(position)?, mtp_rows: small(mtp_rows)?, payload: payload.to_vec() };
+        let image = Self {
+            fingerprint,
+            position: small(position)?,
+            mtp_rows: small(mtp_rows)?,
+            recurrent: small(recurrent)?,
+            payload: payload.to_vec(),
+        };
         if image.checksum() != checksum {
             return Err(corrupt("checksum does not match"));
         }
@@ -91,7 +107,7 @@ impl LaneImage {
 
     fn checksum(&self) -> u64 {
         let mut hash = fnv(FNV_START, &self.payload);
-        for field in [self.fingerprint, self.position as u64, self.mtp_rows as u64] {
+        for field in [self.fingerprint, self.position as u64, self.mtp_rows as u64, self.recurrent as u64] {
             hash = fnv(hash, &field.to_le_bytes());
         }
         hash
@@ -113,6 +129,38 @@ fn fnv(mut hash: u64, bytes: &[u8]) -> u64 {
     hash
 }
 
+/// A contiguous part of the state, and which of its rows mean something.
+struct Part<B: InferenceBackend> {
+    view: View<B>,
+    used: Used,
+}
+
+#[derive(Clone, Copy)]
+enum Used {
+    All,
+    /// The first tokens of each head of a page.
+    Tokens(usize),
+    /// Hidden states of the last positions before this one.
+    Ring(usize),
+}
+
+impl<B: InferenceBackend> Part<B> {
+    /// Zeroes rows without meaning, so that equal states have equal images.
+    fn clear_unused(&self, bytes: &mut [u8]) {
+        let row = self.view.cols() * self.view.dtype().size();
+        for (i, bytes) in bytes.chunks_exact_mut(row.max(1)).enumerate() {
+            let used = match self.used {
+                Used::All => true,
+                Used::Tokens(tokens) => i % PAGE_TOKENS < tokens,
+                Used::Ring(position) => (position.saturating_sub(KEPT)..position).any(|p| p % RING == i),
+            };
+            if !used {
+                bytes.fill(0);
+            }
+        }
+    }
+}
+
 impl<B: InferenceBackend> Session<B> {
     /// Distinguishes images of models with other shapes or dtypes.
     fn fingerprint(&self) -> u64 {
@@ -126,8 +174,8 @@ impl<B: InferenceBackend> Session<B> {
         fnv(FNV_START, facts.as_bytes())
     }
 
-    /// The parts of a lane's state in a fixed order; each view is contiguous.
-    fn parts(&self, lane: &Lane, position: usize, mtp_rows: usize) -> Result<Vec<View<B>>> {
+    /// The parts of a lane's state in a fixed order.
+    fn parts(&self, lane: &Lane, position: usize, mtp_rows: usize) -> Result<Vec<Part<B>>> {
         let slot = lane.reserved.slot as usize;
         let of_slot = |view: &View<B>, slots: usize| {
             let rows = view.rows() / slots;
@@ -136,15 +184,16 @@ impl<B: InferenceBackend> Session<B> {
         let slots = self.limits.lanes;
         let mut parts = Vec::new();
         for gdn in &self.cache.gdn {
-            parts.push(of_slot(&gdn.state.window, slots)?);
-            parts.push(of_slot(&gdn.state.matrix, slots)?);
+            parts.push(Part { view: of_slot(&gdn.state.window, slots)?, used: Used::All });
+            parts.push(Part { view: of_slot(&gdn.state.matrix, slots)?, used: Used::All });
         }
         let mut pages = |kv: &KvLayer<B>, tokens: usize| -> Result<()> {
             let rows = kv.heads * PAGE_TOKENS;
-            for &page in lane.reserved.pages.iter().take(tokens.div_ceil(PAGE_TOKENS)) {
+            for (i, &page) in lane.reserved.pages.iter().take(tokens.div_ceil(PAGE_TOKENS)).enumerate() {
                 let range = page as usize * rows..(page as usize + 1) * rows;
-                parts.push(kv.keys.row_range(range.clone())?);
-                parts.push(kv.values.row_range(range)?);
+                let used = Used::Tokens((tokens - i * PAGE_TOKENS).min(PAGE_TOKENS));
+                parts.push(Part { view: kv.keys.row_range(range.clone())?, used });
+                parts.push(Part { view: kv.values.row_range(range)?, used });
             }
             Ok(())
         };
@@ -153,9 +202,10 @@ impl<B: InferenceBackend> Session<B> {
         }
         if let Some(kv) = &self.cache.mtp_kv {
             pages(kv, mtp_rows + 1)?;
-            parts.push(self.cache.hidden.row_range(slot * RING..(slot + 1) * RING)?);
+            let view = self.cache.hidden.row_range(slot * RING..(slot + 1) * RING)?;
+            parts.push(Part { view, used: Used::Ring(position) });
         }
-        parts.push(of_slot(&self.cache.counts, slots)?);
+        parts.push(Part { view: of_slot(&self.cache.counts, slots)?, used: Used::All });
         Ok(parts)
     }
 
@@ -166,10 +216,18 @@ impl<B: InferenceBackend> Session<B> {
         let mut payload: Vec<u8> = lane.recent.iter().flat_map(|t| t.to_le_bytes()).collect();
         for part in self.parts(lane, lane.position, mtp_rows)? {
             let at = payload.len();
-            payload.resize(at + part.span_bytes(), 0);
-            self.model.backend().download(&mut self.queue, &part, &mut payload[at..])?;
+            payload.resize(at + part.view.span_bytes(), 0);
+            self.model.backend().download(&mut self.queue, &part.view, &mut payload[at..])?;
+            part.clear_unused(&mut payload[at..]);
         }
-        Ok(LaneImage { fingerprint: self.fingerprint(), position: lane.position, mtp_rows, payload })
+        let gdn = self.cache.gdn.iter().map(|g| g.state.window.span_bytes() + g.state.matrix.span_bytes());
+        Ok(LaneImage {
+            fingerprint: self.fingerprint(),
+            position: lane.position,
+            mtp_rows,
+            recurrent: gdn.sum::<usize>() / self.limits.lanes,
+            payload,
+        })
     }
 
     pub(super) fn put_image(&mut self, lane: &mut Lane, image: &LaneImage) -> Result<()> {
@@ -184,18 +242,17 @@ impl<B: InferenceBackend> Session<B> {
             return Err(corrupt("more MTP rows than tokens"));
         }
         let parts = self.parts(lane, image.position, image.mtp_rows)?;
-        let recent = RING * 4;
-        let expected = recent + parts.iter().map(View::span_bytes).sum::<usize>();
+        let expected = RECENT + parts.iter().map(|p| p.view.span_bytes()).sum::<usize>();
         if image.payload.len() != expected {
             return Err(corrupt(&format!("{} bytes of state, expected {expected}", image.payload.len())));
         }
-        let (tokens, mut rest) = image.payload.split_at(recent);
+        let (tokens, mut rest) = image.payload.split_at(RECENT);
         for (token, bytes) in lane.recent.iter_mut().zip(tokens.as_chunks::<4>().0) {
             *token = u32::from_le_bytes(*bytes);
         }
         for part in parts {
-            let (bytes, after) = rest.split_at(part.span_bytes());
-            self.model.backend().upload(&mut self.queue, &part, bytes)?;
+            let (bytes, after) = rest.split_at(part.view.span_bytes());
+            self.model.backend().upload(&mut self.queue, &part.view, bytes)?;
             rest = after;
         }
         lane.position = image.position;

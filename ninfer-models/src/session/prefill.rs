@@ -8,14 +8,11 @@ use ninfer_core::state::{Outcome, TokenRow};
 use ninfer_core::view::View;
 use ninfer_core::{Error, Result};
 
-use super::cache::RING;
+use super::cache::{KEPT, RING};
 use super::lane::Lane;
 use super::tail::Tail;
 use super::{LOGIT_ROWS, Session};
 use crate::qwen35::MtpPass;
-
-/// Hidden states of a chunk that are kept for MTP.
-const KEEP: usize = RING - 16;
 
 /// Where a chunk ends: at most `chunk` rows on, and at a multiple of 64 if the chunk size allows it.
 fn chunk_end(position: usize, end: usize, chunk: usize) -> usize {
@@ -118,7 +115,7 @@ impl<B: InferenceBackend> Session<B> {
             0 => start.checked_sub(1).map(ring_row),
             _ => Some(first + r - 1),
         }))?;
-        let ring = self.ingress.indices((0..len).map(|r| (r + KEEP >= len).then(|| ring_row(start + r))))?;
+        let ring = self.ingress.indices((0..len).map(|r| (r + KEPT >= len).then(|| ring_row(start + r))))?;
         self.ingress.send(self.model.backend(), &mut self.queue)?;
 
         let batch = Batch::new(Profile::Prefill, len, table)?;

@@ -9,15 +9,13 @@ use ninfer_core::view::View;
 use ninfer_core::{Error, Result};
 
 use super::Session;
-use super::cache::RING;
+use super::cache::{KEPT, RING};
 use super::lane::Lane;
 use super::tail::Tail;
 use crate::qwen35::MtpPass;
 
 /// Most recorded rounds kept.
 const MAX_RECORDED: usize = 64;
-/// Committed positions whose hidden states are surely still in the ring.
-const KEPT: usize = RING - 16;
 
 /// What distinguishes one recorded round from another; everything else is device data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
