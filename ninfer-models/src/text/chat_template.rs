@@ -18,7 +18,7 @@ use super::prompt::Prompt;
 use super::{generation_tag, python};
 
 /// Steps a template may use by default; 64 bytes of text count as one step, so this bounds time and memory.
-pub const DEFAULT_FUEL: u64 = 10_000_000;
+pub const DEFAULT_FUEL: u64 = 4_000_000;
 /// Largest prompt a template may write, in bytes.
 pub const MAX_PROMPT_BYTES: u64 = 64 << 20;
 
@@ -32,7 +32,10 @@ const RESERVED: [&str; 5] = ["messages", "tools", "documents", "add_generation_p
 /// Python's string, list and dictionary methods, `tojson` in Python's spacing, and values printed as Python prints
 /// them. Blocks are trimmed (`trim_blocks`, `lstrip_blocks`) and one final line feed of the file is dropped.
 ///
-/// A template runs with a budget of steps ([`DEFAULT_FUEL`]) and of output ([`MAX_PROMPT_BYTES`]).
+/// A template runs with a budget of steps ([`DEFAULT_FUEL`]) and of output ([`MAX_PROMPT_BYTES`]), which ends endless
+/// loops and floods of text with an error. The budget does not count how deep a template nests values: one written to
+/// wrap lists in lists some ten thousand times can exhaust the stack when they are freed, so take templates only from
+/// where you would take weights. Conversations and variables are data and cannot do this.
 ///
 /// ```
 /// use ninfer_models::text::{ChatOptions, ChatTemplate, Message};
