@@ -9,6 +9,9 @@ mod options;
 mod prefill;
 mod round;
 mod tail;
+#[cfg(test)]
+mod tests;
+mod trace;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,6 +29,7 @@ use ninfer_core::{DType, Error, Result};
 pub use image::LaneImage;
 pub use lane::Lane;
 pub use options::SessionOptions;
+pub use trace::Trace;
 
 use activations::{Rows, matrix};
 use cache::{Cache, CacheSize};
@@ -55,6 +59,7 @@ pub struct Session<B: InferenceBackend> {
     ingress: Ingress<B>,
     recorded: HashMap<RoundKey, B::Recorded>,
     host: Vec<u8>,
+    trace: Option<trace::TraceBuffers<B>>,
 }
 
 impl<B: InferenceBackend> fmt::Debug for Session<B> {
@@ -119,6 +124,7 @@ impl<B: InferenceBackend> Session<B> {
             ingress,
             recorded: HashMap::new(),
             host: Vec::new(),
+            trace: None,
             options: options.clone(),
             model,
         })

@@ -124,7 +124,7 @@ impl<B: InferenceBackend> Session<B> {
         let ring_rows = self.cache.hidden.row_range(0..first)?;
         let output = self.tail.mtp_output.row_range(0..len)?;
         let iota = self.tail.iota(len)?;
-        let (model, cache) = (&self.model, &self.cache);
+        let (model, cache, trace) = (&self.model, &self.cache, self.trace.as_ref());
         model.backend().run(&mut self.queue, |rec| {
             rec.count(Count {
                 batch: batch.clone(),
@@ -132,7 +132,10 @@ impl<B: InferenceBackend> Session<B> {
                 previous: cache.previous.clone(),
                 counts: cache.counts.clone(),
             })?;
-            model.trunk(rec, &batch, &ids, &rows, cache, false, &mut |_, _| Ok(()))?;
+            model.trunk(rec, &batch, &ids, &rows, cache, false, &mut |rec, layer| match trace {
+                Some(trace) => trace.keep(rec, layer, &rows.x, &iota),
+                None => Ok(()),
+            })?;
             model.final_norm(rec, &batch, &rows, &normed)?;
             let Some(kv) = &cache.mtp_kv else { return Ok(()) };
             if mtp_segment.len > 0 {
@@ -140,7 +143,7 @@ impl<B: InferenceBackend> Session<B> {
                 let pass = MtpPass { ids: &ids, hidden: &cache.hidden, index: &mtp_index, output: &output };
                 model.mtp_pass(rec, &batch, &pass, &rows, kv)?;
             }
-            rec.copy_rows(CopyRows { src: normed.clone(), src_index: iota, dst: ring_rows, dst_index: ring })
+            rec.copy_rows(CopyRows { src: normed.clone(), src_index: iota.clone(), dst: ring_rows, dst_index: ring })
         })?;
 
         if let Some(sink) = sink.as_mut() {

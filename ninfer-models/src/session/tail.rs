@@ -55,6 +55,13 @@ pub(crate) struct Tail<'a, B: InferenceBackend> {
     pub(crate) limit: usize,
 }
 
+/// Where the MTP passes of a round work; see [`Accept`].
+pub(super) struct DraftSegments<B: InferenceBackend> {
+    pub(super) realign: View<B>,
+    pub(super) last: View<B>,
+    pub(super) chain: View<B>,
+}
+
 impl<B: InferenceBackend> TailBuffers<B> {
     pub(crate) fn alloc(
         backend: &B,
@@ -101,6 +108,15 @@ impl<B: InferenceBackend> TailBuffers<B> {
     fn draft(&self, segments: usize, columns: usize, i: usize) -> Result<View<B>> {
         let first = segments * (columns + 1 + i);
         self.egress.col_range(first..first + segments)?.reshape(segments, 1)
+    }
+
+    /// Tables that [`Accept`] writes for `next` drafts.
+    pub(super) fn draft_segments(&self, segments: usize, next: usize) -> Result<DraftSegments<B>> {
+        Ok(DraftSegments {
+            realign: self.realign.row_range(0..segments)?,
+            last: self.last.row_range(0..segments)?,
+            chain: self.chain.row_range(0..next * segments)?,
+        })
     }
 
     /// Everything that goes to the host after a round.
@@ -164,51 +180,59 @@ impl<B: InferenceBackend> Qwen35<B> {
         } else {
             self.argmax(rec, batch, tail.normed, tail.limit, &chosen)?;
         }
-        let links = tail.next * segments;
-        let realign = buffers.realign.row_range(0..segments)?;
-        let last = buffers.last.row_range(0..segments)?;
-        let chain = buffers.chain.row_range(0..links)?;
+        let mtp = buffers.draft_segments(segments, tail.next)?;
         rec.accept(Accept {
             batch: batch.clone(),
             ids: tail.ids.clone(),
             chosen: chosen.clone(),
             result: buffers.results(segments, tail.columns)?,
-            realign: realign.clone(),
-            last: last.clone(),
-            chain: chain.clone(),
+            realign: mtp.realign.clone(),
+            last: mtp.last.clone(),
+            chain: mtp.chain.clone(),
         })?;
-        if tail.next == 0 {
-            return Ok(());
-        }
+        if tail.next == 0 { Ok(()) } else { self.draft(rec, tail, &chosen, &mtp, buffers, cache, rows) }
+    }
 
+    /// Writes the MTP rows of the emitted tokens and drafts behind the last of them.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn draft(
+        &self,
+        rec: &mut Recorder<'_, B>,
+        tail: &Tail<'_, B>,
+        chosen: &View<B>,
+        mtp: &DraftSegments<B>,
+        buffers: &TailBuffers<B>,
+        cache: &Cache<B>,
+        rows: &Rows<B>,
+    ) -> Result<()> {
+        let (count, segments) = (tail.batch.rows, tail.batch.segments);
         let kv = cache
             .mtp_kv
             .as_ref()
             .ok_or_else(|| Error::MtpUnavailable { reason: "the session was opened without it".to_owned() })?;
-        // The rows of the emitted tokens, from the target's own states; the last of them drafts first.
+        // From the target's own states; the last row drafts first.
         let output = buffers.mtp_output.row_range(0..count)?;
-        let pass = MtpPass { ids: &chosen, hidden: &cache.hidden, index: tail.index, output: &output };
-        let realign = Batch::new(Profile::Step, count, realign)?;
+        let pass = MtpPass { ids: chosen, hidden: &cache.hidden, index: tail.index, output: &output };
+        let realign = Batch::new(Profile::Step, count, mtp.realign.clone())?;
         self.mtp_pass(rec, &realign, &pass, &rows.first(count)?, kv)?;
         let hidden = buffers.chain_hidden.row_range(0..segments)?;
         let iota = buffers.iota(segments)?;
-        rec.copy_rows(CopyRows { src: output, src_index: last, dst: hidden.clone(), dst_index: iota.clone() })?;
-        let link = |i: usize| Batch::new(Profile::Step, segments, chain.row_range(i * segments..(i + 1) * segments)?);
+        rec.copy_rows(CopyRows {
+            src: output,
+            src_index: mtp.last.clone(),
+            dst: hidden.clone(),
+            dst_index: iota.clone(),
+        })?;
+        let link =
+            |i: usize| Batch::new(Profile::Step, segments, mtp.chain.row_range(i * segments..(i + 1) * segments)?);
         let mut draft = buffers.draft(segments, tail.columns, 0)?;
         self.argmax(rec, &link(0)?, &hidden, tail.limit, &draft)?;
         // Chained drafts feed back the block's own output.
         let rows = rows.first(segments)?;
         for i in 1..tail.next {
             let batch = link(i)?;
-            let output = buffers.mtp_output.row_range(0..segments)?;
-            let pass = MtpPass { ids: &draft, hidden: &hidden, index: &iota, output: &output };
+            let pass = MtpPass { ids: &draft, hidden: &hidden, index: &iota, output: &hidden };
             self.mtp_pass(rec, &batch, &pass, &rows, kv)?;
-            rec.copy_rows(CopyRows {
-                src: output,
-                src_index: iota.clone(),
-                dst: hidden.clone(),
-                dst_index: iota.clone(),
-            })?;
             draft = buffers.draft(segments, tail.columns, i)?;
             self.argmax(rec, &batch, &hidden, tail.limit, &draft)?;
         }
