@@ -164,12 +164,9 @@ mod tests {
     #[test]
     fn extreme_times_do_not_overflow() {
         for shift in [u64::MAX, i64::MAX as u64, 1 << 55] {
-            for time in
-                [UNIX_EPOCH.checked_add(Duration::from_secs(shift)), UNIX_EPOCH.checked_sub(Duration::from_secs(shift))]
-            {
-                if let Some(time) = time {
-                    assert!(!strftime("%F %T %j", time).is_empty());
-                }
+            let (epoch, shift) = (UNIX_EPOCH, Duration::from_secs(shift));
+            for time in [epoch.checked_add(shift), epoch.checked_sub(shift)].into_iter().flatten() {
+                assert!(!strftime("%F %T %j", time).is_empty());
             }
         }
     }

@@ -159,7 +159,7 @@ impl StopMatcher {
         if self.found.is_some() {
             return;
         }
-        let seen = self.released + self.held.len();
+        let seen = self.seen();
         self.held.push_str(chunk);
         self.found = self.scan(chunk, seen);
         let keep = match &self.found {
@@ -203,6 +203,11 @@ impl StopMatcher {
     #[must_use]
     pub fn found(&self) -> Option<&StopMatch> {
         self.found.as_ref()
+    }
+
+    /// Bytes of text pushed so far, unless there was a match.
+    pub(super) fn seen(&self) -> usize {
+        self.released + self.held.len()
     }
 
     /// Bytes of text released so far.
