@@ -32,6 +32,10 @@ const LONGEST_GAP: usize = 48;
 const PLAIN_AGAIN: usize = 128;
 const DEEPER_AGAIN: usize = 32;
 
+/// Deviation from the known cost up to which one plain round is measurement enough, and the most rounds if it is larger.
+const PLAIN_CHANGED: f64 = 0.1;
+const PLAIN_REPEATS: usize = 4;
+
 /// What a round did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
@@ -86,7 +90,7 @@ pub struct Controller {
     /// Plain rounds in a row, and how many shall pass before a trial.
     plain_run: usize,
     gap: usize,
-    /// Rounds since the last plain one.
+    /// Rounds since the cost of a plain one was confirmed.
     since_plain: usize,
     /// For each number of drafts: rounds since so many or more were verified.
     since_depth: Vec<usize>,
@@ -177,6 +181,7 @@ impl Controller {
             rate.observe(i < accepted);
         }
         let is_plain = drafted == 0 && next == 0;
+        let changed = self.costs.plain().is_some_and(|plain| (seconds / plain - 1.0).abs() > PLAIN_CHANGED);
         let lost = match self.costs.plain() {
             Some(plain) if !is_plain => seconds - (accepted + 1) as f64 * plain,
             _ => 0.0,
@@ -189,7 +194,9 @@ impl Controller {
         }
         if is_plain {
             self.plain_run += 1;
-            self.since_plain = 0;
+            if !changed || self.plain_run >= PLAIN_REPEATS {
+                self.since_plain = 0;
+            }
         } else {
             self.plain_run = 0;
             self.since_plain += 1;

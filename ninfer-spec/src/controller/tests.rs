@@ -111,8 +111,8 @@ fn changes_are_followed() {
             let mut tokens = 0;
             let mut phases = [(0, 0, 0); 3];
             for &(n, _, drafted) in &run.rounds {
-                // The first 500 tokens of a phase are for noticing.
-                if tokens % 1500 >= 500 {
+                // The first 250 tokens of a phase are for noticing.
+                if tokens % 1500 >= 250 {
                     let phase: &mut (usize, usize, usize) = &mut phases[(tokens / 1500).min(2)];
                     phase.0 += 1;
                     phase.1 += usize::from(drafted == 0);
@@ -131,7 +131,7 @@ fn changes_are_followed() {
 #[test]
 fn never_much_slower_than_plain() {
     for ahead in [false, true] {
-        for (verify, make) in [(0.0, 0.0), (0.0005, 0.0005), (0.003, 0.001), (0.01, 0.0), (0.03, 0.01)] {
+        for (verify, make) in [(0.0, 0.0), (0.0005, 0.0005), (0.003, 0.001), (0.01, 0.0), (0.03, 0.01), (0.05, 0.0)] {
             for max in [1, 4, 15] {
                 let world = World { verify, make: if ahead { make } else { 0.0 }, ahead, ..CHEAP };
                 for alpha in [0.0, 0.2, 0.4, 0.6, 0.8] {
@@ -158,6 +158,23 @@ fn noise_of_times_does_not_mislead() {
     let world = World { verify: 0.004, make: 0.002, ..world };
     let run = simulate(world, 5, 3000, 1, |_| 0.2);
     assert!(run.share(150, |k| k == 0) > 0.85);
+}
+
+/// While every round has drafts, the cost of a plain one is measured again from time to time.
+#[test]
+fn a_plain_round_that_became_cheap_is_noticed() {
+    let mut controller = Controller::new(1);
+    let mut plain = 0;
+    for round in 0..1000u64 {
+        let drafted = controller.choose(0);
+        let accepted = usize::from(drafted == 1 && uniform(1, round, Purpose::Accept, 0) < 0.8);
+        // 1.8 tokens in 14 ms are faster than one in 10 ms, and slower than one in 5 ms.
+        let seconds = if drafted == 1 { 0.014 } else { 0.01 - 0.005 * f64::from(u8::from(round >= 300)) };
+        controller.observe(Observation { drafted, accepted, next: 0, seconds });
+        plain += usize::from(drafted == 0 && round >= 500);
+        assert!(round < 20 || round >= 300 || drafted == 1 || plain == 0);
+    }
+    assert!(plain > 400, "{plain} of the last 500 rounds are plain");
 }
 
 #[test]

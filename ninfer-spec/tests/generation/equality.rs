@@ -128,6 +128,24 @@ fn every_license_is_exact() {
     }
 }
 
+/// Drafts made behind tokens that were not committed are not used: perfect drafts stay perfect.
+#[test]
+fn drafts_of_an_uncommitted_end_are_dropped() {
+    let mut model = ToyModel::new();
+    model.accuracy = 1.0;
+    let options = Options::new().with_max_new(60).with_drafts(Drafts::Fixed(3));
+    let mut generator = Generator::new(&mut model, options).unwrap();
+    let mut running = generator.start(&PROMPT).unwrap();
+    let mut drafted = Vec::new();
+    while running.request().finish().is_none() {
+        let step = running.step(|t| t.len().min(3)).unwrap();
+        assert_eq!(step.accepted, step.drafted);
+        drafted.push(step.drafted);
+    }
+    // The first token, then rounds of three drafts and rounds after a cut, which have none.
+    assert_eq!(drafted[..6], [0, 3, 0, 3, 0, 3]);
+}
+
 #[test]
 fn a_smaller_license_ends_the_answer_exactly() {
     let plain = answer(&mut ToyModel::new(), Options::new().with_max_new(40)).tokens;
