@@ -13,8 +13,8 @@ mod tests;
 use std::path::Path;
 
 use ninfer_core::DType;
-use ninfer_core::shape::{AttentionShape, FfnShape, ModelShape};
 pub use ninfer_core::ops::OutputGate;
+use ninfer_core::shape::{AttentionShape, FfnShape, ModelShape};
 pub use ninfer_core::shape::{GdnShape, LayerKind};
 pub use ninfer_quant::checkpoint::GptqZeros;
 
