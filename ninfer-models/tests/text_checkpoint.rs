@@ -40,6 +40,8 @@ fn demo_model_loads_whole() {
     assert_eq!((defaults.top_p, defaults.top_k, defaults.min_p), (Some(0.8), Some(20), None));
     assert_eq!(text.chat_template().unwrap().names(), ["default"]);
     assert_eq!(text.tokenizer().len(), 6144);
+    let mut stream = text.stream();
+    assert_eq!(stream.license(&[10, 11, 6141, 12]), 2);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::json::{field_error, read_json_if_present, read_text};
 use super::message::Message;
 use super::prompt::Prompt;
 use super::stop_tokens::{StopTokens, token_content};
+use super::text_stream::TextStream;
 use super::tokenizer::Tokenizer;
 
 /// Tokenizer, chat template, stop tokens and recommended sampling settings of one checkpoint.
@@ -86,6 +87,12 @@ impl Text {
     #[must_use]
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.defaults
+    }
+
+    /// A stream for one reply that ends at the checkpoint's stop tokens.
+    #[must_use]
+    pub fn stream(&self) -> TextStream {
+        TextStream::new(&self.tokenizer).with_stop_tokens(self.stop_tokens.clone())
     }
 
     /// Renders a conversation with the checkpoint's template.

@@ -12,13 +12,13 @@
 //! Nothing here knows the model; ids go in and out. A whole turn:
 //!
 //! ```no_run
-//! use ninfer_models::text::{ChatOptions, Message, ReplyParser, Text, TextStream};
+//! use ninfer_models::text::{ChatOptions, Message, ReplyParser, Text};
 //!
 //! # fn generate(ids: &[u32]) -> impl Iterator<Item = u32> { ids.to_vec().into_iter() }
 //! let text = Text::load("checkpoint")?;
 //! let prompt = text.render(&[Message::user("What is 2 + 2?")], &ChatOptions::new())?;
 //! let ids = text.tokenizer().encode(&prompt.text)?;
-//! let mut stream = TextStream::new(text.tokenizer()).with_stop_tokens(text.stop_tokens().clone());
+//! let mut stream = text.stream();
 //! let mut reply = ReplyParser::new(&prompt);
 //! for id in generate(&ids) {
 //!     if let Some(chunk) = stream.push(id) {

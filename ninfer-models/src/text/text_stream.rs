@@ -46,12 +46,10 @@ pub struct Stop {
 /// finds the same end, only after the tokens were committed.
 ///
 /// ```no_run
-/// # use ninfer_models::text::{StopStrings, Text, TextStream};
+/// # use ninfer_models::text::{StopStrings, Text};
 /// # let text = Text::load("checkpoint")?;
 /// # let rounds: Vec<Vec<u32>> = Vec::new();
-/// let mut stream = TextStream::new(text.tokenizer())
-///     .with_stop_tokens(text.stop_tokens().clone())
-///     .with_stop_strings(&StopStrings::new(["\nUser:"])?);
+/// let mut stream = text.stream().with_stop_strings(&StopStrings::new(["\nUser:"])?);
 /// for tokens in rounds {
 ///     let committed = stream.license(&tokens);
 ///     for &token in tokens.iter().take(committed) {

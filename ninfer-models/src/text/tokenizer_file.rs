@@ -2,8 +2,6 @@
 //!
 //! The file's truncation, padding and post-processing are not read: a prompt is encoded as it stands.
 
-use std::collections::HashSet;
-
 use serde_json::{Map, Value};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::{self, NFC, NFD, NFKC, NFKD, NormalizerWrapper};
@@ -83,27 +81,26 @@ fn read_model(model: Value) -> TextResult<(Vec<(String, u32)>, BPE)> {
     let merges = read_merges(model.remove("merges").unwrap_or_default())?;
     let ignore_merges = model.get("ignore_merges").and_then(Value::as_bool).unwrap_or(false);
 
-    let strings: HashSet<&str> = vocab.iter().map(|(token, _)| token.as_str()).collect();
+    let ids: Vocab = vocab.iter().cloned().collect();
     let mut joined = String::new();
     for (rank, (left, right)) in merges.iter().enumerate() {
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
         for part in [left.as_str(), right.as_str(), joined.as_str()] {
-            if !strings.contains(part) {
+            if !ids.contains_key(part) {
                 return Err(inconsistent(format!("merge {rank} needs token {part:?}, which is not in the vocabulary")));
             }
         }
     }
     for byte in (0..=u8::MAX).filter(|byte| !matches!(byte, 0xC0 | 0xC1 | 0xF5..=0xFF)) {
         let mut buffer = [0; 4];
-        if !strings.contains(&*char_of(byte).encode_utf8(&mut buffer)) {
+        if !ids.contains_key(&*char_of(byte).encode_utf8(&mut buffer)) {
             return Err(inconsistent(format!("byte 0x{byte:02X} has no token, so some text could not be encoded")));
         }
     }
-    let map: Vocab = vocab.iter().cloned().collect();
     let bpe = BPE::builder()
-        .vocab_and_merges(map, merges)
+        .vocab_and_merges(ids, merges)
         .ignore_merges(ignore_merges)
         .build()
         .map_err(|error| inconsistent(error.to_string()))?;
