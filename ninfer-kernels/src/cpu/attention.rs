@@ -74,8 +74,9 @@ impl<'a> Pages<'a> {
             return Err(overflow);
         }
         let entry = usize::try_from(self.table[slot * self.stride + page]).map_err(|_| overflow.clone())?;
-        let first = entry * self.heads * PAGE_TOKENS;
-        if first + self.heads * PAGE_TOKENS > self.rows { Err(overflow) } else { Ok(first) }
+        let rows = self.heads.saturating_mul(PAGE_TOKENS);
+        let first = entry.saturating_mul(rows);
+        if first.saturating_add(rows) > self.rows { Err(overflow) } else { Ok(first) }
     }
 }
 
@@ -101,7 +102,7 @@ fn rope_append_as<E: KvElement>(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Sc
     let values: &mut [E] = access.write("values", &op.kv.values)?;
     let (q_gain, k_gain) = (&gains[..d], &gains[op.gains.stride()..][..d]);
     let half = frequencies.len();
-    let [rotation, head] = scratch.floats([2 * half, d]);
+    let [rotation, head] = scratch.floats.get([2 * half, d]);
     for segment in rows.segments() {
         for i in 0..segment.len as usize {
             let (t, position) = (segment.row as usize + i, segment.start as usize + i);
@@ -147,7 +148,7 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
 }
 
 thread_local! {
-    /// Scores of one query head; grows to the context.
+    /// Scores of one query head and the partial result of a leaf; grows to the context.
     static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -168,7 +169,7 @@ fn attend_as<E: KvElement>(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) ->
     let keys: &[E] = access.read("keys", &op.kv.keys)?;
     let values: &[E] = access.read("values", &op.kv.values)?;
     let pages = Pages::new(&access, &op.kv)?;
-    let output: &mut [f32] = access.write("output", &op.output)?;
+    let output: &mut [f32] = access.write_matrix("output", &op.output, rows.count, heads * d)?;
     let shared = Shared::new(output);
     for segment in rows.segments().iter().filter(|s| s.len > 0) {
         let visible = (segment.start + segment.len) as usize;
@@ -184,7 +185,7 @@ fn attend_as<E: KvElement>(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) ->
                 let (t, position) = (segment.row as usize + i, segment.start as usize + i);
                 let first = op.first_key as usize;
                 let at = t * op.output.stride() + h * d;
-                // SAFETY: each item owns one head of one row.
+                // SAFETY: each item owns one head of one row, and rows are at least `heads · d` elements apart.
                 let out = unsafe { shared.range(at..at + d) };
                 let head = Head {
                     query: &query[t * op.query.stride() + h * d..][..d],
@@ -227,8 +228,13 @@ impl<E> Head<'_, E> {
     }
 }
 
+/// Keys whose weights and weighted values are summed by themselves, by absolute position. So the error of a sum over a
+/// quarter of a million keys stays that of a sum over about a thousand.
+const LEAF: usize = 256;
+
 dispatch! {
-    /// `out = softmax(q·Kᵀ / √D) V` for one query head, keys in ascending order.
+    /// `out = softmax(q·Kᵀ / √D) V` for one query head: keys in ascending order inside a leaf, then leaves in ascending
+    /// order.
     fn attend_head<E: KvElement>(head: &Head<'_, E>, scores: &mut Vec<f32>, out: &mut [f32]) = attend_head_body
 }
 
@@ -244,17 +250,30 @@ fn attend_head_body<const FMA: bool, E: KvElement>(head: &Head<'_, E>, scores: &
         max = max.max(score);
         scores.push(score);
     }
+    let count = scores.len();
+    scores.resize(count + d, 0.0);
+    let (scores, partial) = scores.split_at_mut(count);
+    let mut scores = scores.iter();
     let mut sum = 0.0;
-    for score in scores.iter_mut() {
-        *score = (*score - max).exp();
-        sum += *score;
-    }
     out.fill(0.0);
-    for (position, weight) in head.visible.clone().zip(scores.iter()) {
-        let value = &head.values[head.row(position) * head.value_stride..][..d];
-        for (o, v) in out.iter_mut().zip(value) {
-            *o = mul_add::<FMA>(*weight, v.load(), *o);
+    let mut position = head.visible.start;
+    while position < head.visible.end {
+        let end = head.visible.end.min((position / LEAF + 1) * LEAF);
+        let mut partial_sum = 0.0;
+        partial.fill(0.0);
+        for (position, score) in (position..end).zip(&mut scores) {
+            let weight = (*score - max).exp();
+            partial_sum += weight;
+            let value = &head.values[head.row(position) * head.value_stride..][..d];
+            for (o, v) in partial.iter_mut().zip(value) {
+                *o = mul_add::<FMA>(weight, v.load(), *o);
+            }
         }
+        sum += partial_sum;
+        for (o, p) in out.iter_mut().zip(&*partial) {
+            *o += p;
+        }
+        position = end;
     }
     if sum > 0.0 {
         let inverse = 1.0 / sum;

@@ -97,7 +97,8 @@ struct Span {
 /// The views that one operation works on.
 ///
 /// References live as long as the access. A buffer is held for writing if any of its views is written; a written range may
-/// not overlap any other range.
+/// not overlap any other range. The range of a view goes from its first to its last element, gaps between rows included, so
+/// two views that interleave in one buffer count as overlapping. Views without elements take no part in this.
 pub(super) struct Access {
     op: &'static str,
     spans: RefCell<Spans>,
@@ -123,48 +124,101 @@ impl Access {
 
     /// Elements of a view for reading; its rows are `view.stride()` apart.
     pub(super) fn read<'a, T: Element>(&'a self, what: &'static str, view: &View<Cpu>) -> Result<&'a [T]> {
-        let count = self.enter::<T>(what, view, false)?;
+        let (at, count) = self.enter::<T>(what, view, false)?;
         // SAFETY: `enter` checked dtype, bounds and alignment, registered as a reader of the buffer, and made sure that no
         // written range of this access overlaps. The buffer lives as long as `self`, which keeps a handle.
-        Ok(unsafe { std::slice::from_raw_parts(view.buffer().pointer().add(view.offset()).cast::<T>(), count) })
+        Ok(unsafe { std::slice::from_raw_parts(at, count) })
     }
 
     /// Elements of a view for reading and writing; its rows are `view.stride()` apart.
     #[allow(clippy::mut_from_ref)]
     pub(super) fn write<'a, T: Element>(&'a self, what: &'static str, view: &View<Cpu>) -> Result<&'a mut [T]> {
-        let count = self.enter::<T>(what, view, true)?;
+        let (at, count) = self.enter::<T>(what, view, true)?;
         // SAFETY: as in `read`, and registered as the only user of the buffer besides this access, in which no other range
         // overlaps this one.
-        Ok(unsafe { std::slice::from_raw_parts_mut(view.buffer().pointer().add(view.offset()).cast::<T>(), count) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(at, count) })
     }
 
-    /// Raw bytes of a contiguous view for writing, whatever its dtype.
+    /// As [`Access::read`], for a view whose rows follow each other without a gap.
+    pub(super) fn read_dense<'a, T: Element>(&'a self, what: &'static str, view: &View<Cpu>) -> Result<&'a [T]> {
+        self.dense(what, view)?;
+        self.read(what, view)
+    }
+
+    /// As [`Access::write`], for a view whose rows follow each other without a gap.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn write_dense<'a, T: Element>(&'a self, what: &'static str, view: &View<Cpu>) -> Result<&'a mut [T]> {
+        self.dense(what, view)?;
+        self.write(what, view)
+    }
+
+    /// As [`Access::write`], for a view of the given shape; so rows never share an element.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn write_matrix<'a, T: Element>(
+        &'a self,
+        what: &'static str,
+        view: &View<Cpu>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<&'a mut [T]> {
+        if (view.rows(), view.cols()) != (rows, cols) {
+            let got = format!("[{}, {}]", view.rows(), view.cols());
+            return Err(Error::Shape { op: self.op, what, expected: format!("[{rows}, {cols}]"), got });
+        }
+        self.write(what, view)
+    }
+
+    /// Raw bytes from the first to the last element of a view, for writing, whatever its dtype.
     #[allow(clippy::mut_from_ref)]
     pub(super) fn write_bytes<'a>(&'a self, what: &'static str, view: &View<Cpu>) -> Result<&'a mut [u8]> {
-        let count = self.register(what, view, true)?;
+        let (at, count) = self.register(what, view, true)?;
         // SAFETY: as in `write`; bytes need no alignment.
-        Ok(unsafe { std::slice::from_raw_parts_mut(view.buffer().pointer().add(view.offset()), count) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(at, count) })
     }
 
-    /// Raw bytes of a contiguous view, whatever its dtype.
+    /// Raw bytes from the first to the last element of a view, whatever its dtype.
     pub(super) fn read_bytes<'a>(&'a self, what: &'static str, view: &View<Cpu>) -> Result<&'a [u8]> {
-        let count = self.register(what, view, false)?;
+        let (at, count) = self.register(what, view, false)?;
         // SAFETY: as in `read`; bytes need no alignment.
-        Ok(unsafe { std::slice::from_raw_parts(view.buffer().pointer().add(view.offset()), count) })
+        Ok(unsafe { std::slice::from_raw_parts(at, count) })
     }
 
-    fn enter<T: Element>(&self, what: &'static str, view: &View<Cpu>, write: bool) -> Result<usize> {
+    fn dense(&self, what: &'static str, view: &View<Cpu>) -> Result<()> {
+        if view.is_contiguous() {
+            return Ok(());
+        }
+        Err(Error::Shape { op: self.op, what, expected: "rows without gaps".to_owned(), got: format!("{view:?}") })
+    }
+
+    /// First element and number of elements; the pointer is aligned and, for more than zero elements, valid for them.
+    fn enter<T: Element>(&self, what: &'static str, view: &View<Cpu>, write: bool) -> Result<(*mut T, usize)> {
         if view.dtype() != T::DTYPE {
             return Err(Error::WrongDType { op: self.op, what, expected: T::DTYPE, got: view.dtype() });
         }
-        Ok(self.register(what, view, write)? / size_of::<T>())
+        let (at, bytes) = self.register(what, view, write)?;
+        if bytes == 0 {
+            return Ok((std::ptr::dangling_mut(), 0));
+        }
+        // A buffer begins at a multiple of 64 and the offset of a view is a multiple of its element size.
+        Ok((at.cast(), bytes / size_of::<T>()))
     }
 
-    fn register(&self, what: &'static str, view: &View<Cpu>, write: bool) -> Result<usize> {
+    fn register(&self, what: &'static str, view: &View<Cpu>, write: bool) -> Result<(*mut u8, usize)> {
         let bytes = view.span_bytes();
-        let (start, end) = (view.offset(), view.offset() + bytes);
+        if bytes == 0 {
+            return Ok((std::ptr::dangling_mut(), 0));
+        }
         let buffer = view.buffer();
-        debug_assert!(end <= buffer.len());
+        let start = view.offset();
+        let end = start.saturating_add(bytes);
+        if end > buffer.len() {
+            return Err(Error::Shape {
+                op: self.op,
+                what,
+                expected: format!("inside a buffer of {} bytes", buffer.len()),
+                got: format!("{view:?}"),
+            });
+        }
         let mut spans = self.spans.borrow_mut();
         if spans.len == MAX_VIEWS {
             return Err(Error::Shape {
@@ -197,7 +251,8 @@ impl Access {
         let at = spans.len;
         spans.list[at] = Some(Span { buffer: buffer.clone(), start, end, write });
         spans.len += 1;
-        Ok(bytes)
+        // SAFETY: `start` is inside the buffer, since `end` is.
+        Ok((unsafe { buffer.pointer().add(start) }, bytes))
     }
 }
 

@@ -35,7 +35,7 @@ impl<'a> Params<'a> {
     fn read(access: &'a Access, p: &GdnParams<Cpu>) -> Result<Self> {
         Ok(Self {
             dims: p.dims,
-            conv: access.read("conv", &p.conv)?,
+            conv: access.read_dense("conv", &p.conv)?,
             a_log: access.read("a_log", &p.a_log)?,
             dt_bias: access.read("dt_bias", &p.dt_bias)?,
             gain: access.read("gain", &p.gain)?,
@@ -45,42 +45,65 @@ impl<'a> Params<'a> {
     }
 }
 
+/// Sizes without an empty dimension.
+fn check_dims(op: &'static str, d: &GdnShape) -> Result<()> {
+    let least = [d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.conv_kernel.saturating_sub(1)];
+    if least.contains(&0) {
+        return Err(Error::Shape {
+            op,
+            what: "sizes",
+            expected: "at least one head of one feature and two taps".to_owned(),
+            got: format!("{d:?}"),
+        });
+    }
+    Ok(())
+}
+
 /// State of all slots as slices.
 struct State<'a> {
     window: &'a mut [f32],
     matrix: &'a mut [f32],
+    slots: usize,
 }
 
 impl<'a> State<'a> {
-    fn write(access: &'a Access, s: &GdnState<Cpu>) -> Result<Self> {
-        Ok(Self { window: access.write("window", &s.window)?, matrix: access.write("matrix", &s.matrix)? })
+    fn write(access: &'a Access, s: &GdnState<Cpu>, d: &GdnShape) -> Result<Self> {
+        Ok(Self {
+            window: access.write_dense("window", &s.window)?,
+            matrix: access.write_dense("matrix", &s.matrix)?,
+            slots: s.window.rows() / d.channels(),
+        })
     }
 
-    /// Window and matrix of a segment's slot; zeros where the state belongs to position 0.
-    fn slot(&mut self, d: &GdnShape, segment: &Segment) -> Result<(&mut [f32], &mut [f32])> {
+    fn check(&self, segment: &Segment) -> Result<()> {
+        if (segment.slot as usize) < self.slots {
+            return Ok(());
+        }
+        Err(Error::OutOfRange {
+            what: "sequence slot",
+            got: segment.slot.to_string(),
+            legal: format!("below {}", self.slots),
+        })
+    }
+
+    /// Window and matrix of a checked segment's slot; zeros where the state belongs to position 0.
+    fn slot(&mut self, d: &GdnShape, segment: &Segment) -> (&mut [f32], &mut [f32]) {
         let (w, m) = (d.channels() * (d.conv_kernel - 1), d.values() * d.key_dim);
         let slot = segment.slot as usize;
-        let slots = self.window.len() / w;
-        if slot >= slots {
-            return Err(Error::OutOfRange {
-                what: "sequence slot",
-                got: slot.to_string(),
-                legal: format!("below {slots}"),
-            });
-        }
         let window = &mut self.window[slot * w..][..w];
         let matrix = &mut self.matrix[slot * m..][..m];
         if segment.base() == 0 {
             window.fill(0.0);
             matrix.fill(0.0);
         }
-        Ok((window, matrix))
+        (window, matrix)
     }
 }
 
 /// Record of all slots as slices.
 struct Record<'a> {
     width: usize,
+    rows: usize,
     columns: &'a mut [f32],
     key_value: &'a mut [f32],
     gates: &'a mut [f32],
@@ -90,24 +113,35 @@ impl<'a> Record<'a> {
     fn write(access: &'a Access, r: &GdnRecord<Cpu>) -> Result<Self> {
         Ok(Self {
             width: r.width,
-            columns: access.write("record columns", &r.columns)?,
-            key_value: access.write("record keys and values", &r.key_value)?,
-            gates: access.write("record gates", &r.gates)?,
+            rows: r.columns.rows(),
+            columns: access.write_dense("record columns", &r.columns)?,
+            key_value: access.write_dense("record keys and values", &r.key_value)?,
+            gates: access.write_dense("record gates", &r.gates)?,
         })
     }
 
-    /// Rows of `count` columns in a bank of a slot.
-    fn rows(&self, what: &'static str, slot: u32, bank: u32, count: u32, channels: usize) -> Result<Range<usize>> {
-        let first = (slot as usize * 2 + bank as usize) * self.width;
-        let legal = self.columns.len() / channels;
-        if bank > 1 || count as usize > self.width || first + count as usize > legal {
+    /// Rows of the columns that a segment folds.
+    fn folded(&self, segment: &Segment) -> Result<Range<usize>> {
+        self.columns_of("folded columns", segment.slot, 1 - segment.bank.min(1), segment.fold)
+    }
+
+    /// Rows of the columns that a segment records.
+    fn recorded(&self, segment: &Segment) -> Result<Range<usize>> {
+        self.columns_of("recorded columns", segment.slot, segment.bank.min(1), segment.len)
+    }
+
+    fn columns_of(&self, what: &'static str, slot: u32, bank: u32, count: u32) -> Result<Range<usize>> {
+        let count = count as usize;
+        let first = (slot as usize * 2 + bank as usize).saturating_mul(self.width);
+        if count > self.width || first.saturating_add(self.width) > self.rows {
+            let slots = self.rows / self.width.saturating_mul(2).max(1);
             return Err(Error::OutOfRange {
                 what,
-                got: format!("{count} columns of slot {slot}, bank {bank}"),
-                legal: format!("at most {} columns, banks 0 and 1", self.width),
+                got: format!("{count} of slot {slot}"),
+                legal: format!("at most {} of a slot below {slots}", self.width),
             });
         }
-        Ok(first..first + count as usize)
+        Ok(first..first + count)
     }
 }
 
@@ -138,7 +172,7 @@ fn fold_slot(
     let size = d.key_dim * d.value_dim;
     split(hv, 1, 2 * hv * size * count, &|heads| {
         for h in heads {
-            // SAFETY: each head owns its own matrix and row of `u`.
+            // SAFETY: each head owns its own matrix and part of `u`.
             let (s, u) =
                 unsafe { (matrix.range(h * size..(h + 1) * size), u.range(h * d.value_dim..(h + 1) * d.value_dim)) };
             let kh = h / (hv / d.key_heads);
@@ -186,13 +220,19 @@ pub(super) fn fold(op: &GdnFold<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result
     let access = Access::new("gdn_fold");
     let rows = Rows::read(&access, "gdn_fold", &op.batch)?;
     let d = op.params.dims;
-    let mut state = State::write(&access, &op.state)?;
+    check_dims("gdn_fold", &d)?;
+    let mut state = State::write(&access, &op.state, &d)?;
     let record = Record::write(&access, &op.record)?;
-    for segment in rows.segments() {
-        let from = record.rows("fold", segment.slot, 1 - segment.bank.min(1), segment.fold, d.channels())?;
-        let slot = state.slot(&d, segment)?;
-        let [work] = scratch.floats([from.len() * d.keys() + d.values()]);
-        fold_slot(isa, &d, &record, from, slot, work);
+    // Everything is checked before anything is written, so that an error leaves all states as they were.
+    let folding = || rows.segments().iter().filter(|s| s.fold > 0);
+    for segment in folding() {
+        state.check(segment)?;
+        record.folded(segment)?;
+    }
+    for segment in folding() {
+        let from = record.folded(segment)?;
+        let [work] = scratch.floats.get([from.len() * d.keys() + d.values()]);
+        fold_slot(isa, &d, &record, from, state.slot(&d, segment), work);
     }
     Ok(())
 }
@@ -200,6 +240,7 @@ pub(super) fn fold(op: &GdnFold<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result
 pub(super) fn mix(op: &GdnMix<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("gdn_mix");
     let rows = Rows::read(&access, "gdn_mix", &op.batch)?;
+    check_dims("gdn_mix", &op.params.dims)?;
     let p = Params::read(&access, &op.params)?;
     let inputs = Inputs {
         qkv: Input::new(access.read("qkv", &op.qkv)?, op.qkv.stride()),
@@ -207,11 +248,30 @@ pub(super) fn mix(op: &GdnMix<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<(
         a: Input::new(access.read("a", &op.a)?, op.a.stride()),
         b: Input::new(access.read("b", &op.b)?, op.b.stride()),
     };
-    let mut state = State::write(&access, &op.state)?;
+    let mut state = State::write(&access, &op.state, &p.dims)?;
     let mut record = op.record.as_ref().map(|r| Record::write(&access, r)).transpose()?;
-    let output = Shared::new(access.write("output", &op.output)?);
+    let output = Shared::new(access.write_matrix("output", &op.output, rows.count, p.dims.values())?);
     let out_stride = op.output.stride();
-    for segment in rows.segments().iter().filter(|s| s.len > 0) {
+    // Everything is checked before anything is written, so that an error leaves all states as they were.
+    let live = || rows.segments().iter().filter(|s| s.len > 0);
+    for segment in live() {
+        state.check(segment)?;
+        match &record {
+            Some(record) => {
+                record.folded(segment)?;
+                record.recorded(segment)?;
+            }
+            None if segment.fold > 0 => {
+                return Err(Error::OutOfRange {
+                    what: "fold of a segment",
+                    got: segment.fold.to_string(),
+                    legal: "0 without a record".to_owned(),
+                });
+            }
+            None => {}
+        }
+    }
+    for segment in live() {
         mix_segment(isa, &p, &inputs, segment, &mut state, record.as_mut(), (output, out_stride), scratch)?;
     }
     Ok(())
@@ -239,13 +299,12 @@ fn mix_segment(
     let (len, row0, hv) = (segment.len as usize, segment.row as usize, d.value_heads);
     let (channels, keys, size) = (d.channels(), d.keys(), d.key_dim * d.value_dim);
     let stepping = record.is_some();
-    let fold = if stepping { segment.fold as usize } else { 0 };
+    let from = record.as_ref().map_or(Ok(0..0), |r| r.folded(segment))?;
     let copy = if stepping { d.values() * d.key_dim } else { 0 };
     let [work, conv, gate, u, local] =
-        scratch.floats([fold * keys + d.values(), len * channels, len * 2 * hv, d.values(), copy]);
-    let (window, matrix) = state.slot(d, segment)?;
+        scratch.floats.get([from.len() * keys + d.values(), len * channels, len * 2 * hv, d.values(), copy]);
+    let (window, matrix) = state.slot(d, segment);
     if let Some(record) = &record {
-        let from = record.rows("fold", segment.slot, 1 - segment.bank.min(1), segment.fold, channels)?;
         fold_slot(isa, d, record, from, (&mut *window, &mut *matrix), work);
     }
 
@@ -266,7 +325,7 @@ fn mix_segment(
         gates(&a[..hv], &b[..hv], p.a_log, p.dt_bias, (g, beta));
     }
     if let Some(record) = record {
-        let to = record.rows("step", segment.slot, segment.bank, segment.len, channels)?;
+        let to = record.recorded(segment)?;
         let kv_width = keys + d.values();
         for (t, row) in to.enumerate() {
             let raw = &columns.data[t * columns.stride..][..channels];
@@ -292,7 +351,7 @@ fn mix_segment(
     split(hv, 1, 3 * hv * size * len, &|heads| {
         for h in heads {
             let own = h * size..(h + 1) * size;
-            // SAFETY: each head owns its own matrix, copy and row of `u`.
+            // SAFETY: each head owns its own matrix, copy and part of `u`.
             let (s, u) = unsafe {
                 let s = matrix.range(own.clone());
                 let s = if stepping {
@@ -311,7 +370,7 @@ fn mix_segment(
                 let k = &row[keys + kh * d.key_dim..][..d.key_dim];
                 let v = &row[2 * keys + h * d.value_dim..][..d.value_dim];
                 let at = (row0 + t) * out_stride + h * d.value_dim;
-                // SAFETY: each head owns its own columns of the output.
+                // SAFETY: each head owns its own columns of the output, whose rows are at least `Hv · dv` elements apart.
                 let out = unsafe { output.range(at..at + d.value_dim) };
                 delta_step(isa, s, k, v, [gate[t * 2 * hv + h], gate[t * 2 * hv + hv + h]], u, Some((q, &mut *out)));
                 let z = &inputs.z.data[(row0 + t) * inputs.z.stride + h * d.value_dim..][..d.value_dim];

@@ -61,7 +61,7 @@ impl<'a> Output<'a> {
     }
 
     /// # Safety
-    /// No other thread may write column `col` at the same time.
+    /// No other thread may write column `col` at the same time, and rows must not share elements.
     #[inline(always)]
     unsafe fn put(&self, row: usize, col: usize, value: f32) {
         let at = row * self.stride + col;
@@ -74,6 +74,8 @@ impl<'a> Output<'a> {
 /// `y = x · Wᵀ` for all rows of a call.
 pub(super) fn matmul(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, y: &Output<'_>) {
     let (n, k) = (weight.rows(), weight.cols());
+    // Tasks own columns; with rows closer than that, a column of one row would be a column of the next one.
+    assert!(n <= y.stride || rows.count <= 1, "an output has the shape of its product");
     match rows.profile {
         Profile::Step => {
             let work = n * k * rows.count;
@@ -177,7 +179,8 @@ fn tile<const FMA: bool, D: Decoder, const R: usize, const T: usize>(d: D, task:
     for r in 0..R {
         for t in 0..T {
             let column = task.part_first + row + r - task.column0;
-            // SAFETY: tasks that run at the same time have disjoint weight rows, so disjoint columns.
+            // SAFETY: tasks that run at the same time have disjoint weight rows, so disjoint columns; `matmul` checked the
+            // stride, and the scratch rows of experts are as wide as their product.
             unsafe { task.y.put(token + t, column, reduce(acc[r][t])) };
         }
     }
@@ -216,7 +219,8 @@ fn panels(rows: &Rows, x: Input<'_>, weight: &CpuWeight, range: Range<usize>, y:
                 gemm(&tile[..TILE * k], &panel[..n * k], &mut product[..TILE * n], n, k);
                 for i in 0..block.len {
                     for c in 0..n {
-                        // SAFETY: tasks that run at the same time have disjoint panels, so disjoint columns.
+                        // SAFETY: tasks that run at the same time have disjoint panels, so disjoint columns; `matmul` checked
+                        // the stride.
                         unsafe { y.put(block.row + i, first + c, product[(block.offset + i) * n + c]) };
                     }
                 }

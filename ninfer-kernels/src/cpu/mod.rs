@@ -173,10 +173,9 @@ impl Backend for Cpu {
         queue: &mut CpuQueue,
         work: impl FnOnce(&mut Recorder<'_, Self>) -> Result<()>,
     ) -> Result<CpuRecorded> {
-        queue.start()?;
-        let result = work(&mut Recorder::new(self, queue));
-        let step = queue.finish();
-        result.map(|()| step)
+        let mut recording = queue.start()?;
+        work(&mut Recorder::new(self, recording.queue()))?;
+        Ok(recording.finish())
     }
 
     fn replay(&self, queue: &mut CpuQueue, step: &CpuRecorded) -> Result<()> {

@@ -30,7 +30,7 @@ pub(super) fn route(op: &Route<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<
         let row = &input[t * op.input.stride()..][..h];
         normalise(isa, row, gain, op.norm.eps, &mut hidden[t * op.hidden.stride()..][..h]);
     }
-    let [logits, shared] = scratch.floats([rows.count * experts, rows.count]);
+    let [logits, shared] = scratch.floats.get([rows.count * experts, rows.count]);
     let x = Input::new(hidden, op.hidden.stride());
     matmul(isa, &rows, x, &op.router, &Output::set(logits, experts));
     matmul(isa, &rows, x, &op.shared_gate, &Output::set(shared, 1));
@@ -43,13 +43,20 @@ pub(super) fn route(op: &Route<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<
     Ok(())
 }
 
-/// Softmax over all logits, then the largest `ids.len()`; ties take the lower id. A NaN logit makes all weights NaN.
+/// Softmax over all logits, then the largest `ids.len()`; ties take the lower id.
+///
+/// Where the softmax is not a number (a logit is NaN or +∞, or all are −∞) the choice is 0, 1, … with weights of NaN.
 fn choose_experts(logits: &mut [f32], ids: &mut [i32], weights: &mut [f32], renormalise: bool) {
     let max = logits.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
     let mut sum = 0.0;
     for x in logits.iter_mut() {
         *x = (*x - max).exp();
         sum += *x;
+    }
+    if sum.is_nan() {
+        ids.iter_mut().zip(0..).for_each(|(id, i)| *id = i);
+        weights.fill(f32::NAN);
+        return;
     }
     for (id, weight) in ids.iter_mut().zip(weights.iter_mut()) {
         let mut best = 0;
@@ -66,9 +73,6 @@ fn choose_experts(logits: &mut [f32], ids: &mut [i32], weights: &mut [f32], reno
         let kept: f32 = weights.iter().sum();
         weights.iter_mut().for_each(|w| *w /= kept);
     }
-    if sum.is_nan() {
-        weights.fill(f32::NAN);
-    }
 }
 
 pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
@@ -83,7 +87,7 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
     let x = Input::new(hidden, op.hidden.stride());
 
     // Token–choice pairs sorted by expert, padding rows left out; each pair has its own result row.
-    let order = &mut scratch.indices;
+    let Scratch { floats, indices: order, places: place, .. } = scratch;
     order.clear();
     for segment in rows.segments() {
         for token in segment.row..segment.row + segment.len {
@@ -102,16 +106,14 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
     }
     let expert_of = |pair: u32| chosen[pair as usize / k * op.experts.stride() + pair as usize % k] as usize;
     order.sort_unstable_by_key(|&pair| (expert_of(pair), pair));
-    let pairs = order.len();
-    let order = std::mem::take(&mut scratch.indices);
-    let mut place = std::mem::take(&mut scratch.places);
+    let (order, pairs) = (&*order, order.len());
     place.clear();
     place.resize(t * k, 0);
     for (i, &pair) in order.iter().enumerate() {
         place[pair as usize] = i;
     }
 
-    let [gathered, both, mid, out, shared_both, shared_mid, shared_out] = scratch.floats([
+    let [gathered, both, mid, out, shared_both, shared_mid, shared_out] = floats.get([
         pairs * h,
         pairs * 2 * width,
         pairs * width,
@@ -124,7 +126,7 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
         let token = pair as usize / k;
         gathered[i * h..][..h].copy_from_slice(&hidden[token * op.hidden.stride()..][..h]);
     }
-    let groups = Groups { order: &order, expert_of: &expert_of };
+    let groups = Groups { order, expert_of: &expert_of };
     grouped(isa, &groups, &op.gate_up, 2 * width, Input::new(gathered, h), both);
     for i in 0..pairs {
         combine(&both[i * 2 * width..][..2 * width], &mut mid[i * width..][..width]);
@@ -155,7 +157,6 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
             }
         }
     }
-    (scratch.indices, scratch.places) = (order, place);
     Ok(())
 }
 

@@ -51,10 +51,12 @@ fn embed_row(table: &CpuWeight, id: u32, out: &mut [f32]) -> Result<()> {
 
 pub(super) fn embed(op: &Embed<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("embed");
+    let rows = Rows::read(&access, "embed", &op.batch)?;
     let ids: &[u32] = access.read("ids", &op.ids)?;
     let y = access.write("output", &op.output)?;
-    for t in 0..op.batch.rows {
-        embed_row(&op.table, ids[t * op.ids.stride()], &mut y[t * op.output.stride()..][..op.output.cols()])?;
+    for t in 0..rows.count {
+        let id = if rows.owns(t) { ids[t * op.ids.stride()] } else { u32::MAX };
+        embed_row(&op.table, id, &mut y[t * op.output.stride()..][..op.output.cols()])?;
     }
     Ok(())
 }
@@ -81,9 +83,14 @@ pub(super) fn mtp_stem(op: &MtpStem<Cpu>, isa: Isa, scratch: &mut Scratch) -> Re
     let embedding_gain = access.read("embedding gain", &op.embedding_norm.gain)?;
     let hidden_gain = access.read("hidden gain", &op.hidden_norm.gain)?;
     let h = op.table.cols();
-    let [row, both] = scratch.floats([h, rows.count * 2 * h]);
+    let [row, both] = scratch.floats.get([h, rows.count * 2 * h]);
     for t in 0..rows.count {
         let (e, n) = both[t * 2 * h..][..2 * h].split_at_mut(h);
+        if !rows.owns(t) {
+            e.fill(0.0);
+            n.fill(0.0);
+            continue;
+        }
         embed_row(&op.table, ids[t * op.ids.stride()], row)?;
         normalise(isa, row, embedding_gain, op.embedding_norm.eps, e);
         match usize::try_from(index[t * op.index.stride()]) {
@@ -94,7 +101,7 @@ pub(super) fn mtp_stem(op: &MtpStem<Cpu>, isa: Isa, scratch: &mut Scratch) -> Re
             Err(_) => n.fill(0.0),
         }
     }
-    let y = access.write("output", &op.output)?;
+    let y = access.write_matrix("output", &op.output, rows.count, op.fc.rows())?;
     matmul(isa, &rows, Input::new(both, 2 * h), &op.fc, &Output::set(y, op.output.stride()));
     Ok(())
 }

@@ -38,7 +38,7 @@ pub(super) struct Shared<T> {
     len: usize,
 }
 
-// SAFETY: `Shared` is only a pointer; each use promises in `range` that no element is reached by two threads at a time.
+// SAFETY: `Shared` is only a pointer; each use promises in `range` that no element is reached in two ways at a time.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -51,8 +51,8 @@ impl<T> Shared<T> {
     /// The elements of a range, for writing.
     ///
     /// # Safety
-    /// While the returned slice lives no other thread may reach any of its elements, and the slice given to
-    /// [`Shared::new`] must still be borrowed.
+    /// While the returned slice lives, nothing else may reach any of its elements: no other slice of this or another
+    /// thread. The slice given to [`Shared::new`] must still be borrowed.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);

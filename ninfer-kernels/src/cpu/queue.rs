@@ -38,20 +38,24 @@ impl CpuRecorded {
 /// Host memory that operations work in; grows to what the largest of them needs and stays.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    floats: Vec<f32>,
+    pub(super) floats: Floats,
     pub(super) indices: Vec<u32>,
     pub(super) places: Vec<usize>,
     pub(super) choose: ChooseScratch,
 }
 
-impl Scratch {
-    /// Disjoint f32 slices of the given lengths; their content is unspecified.
-    pub(super) fn floats<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [f32]; N] {
+/// One block of f32 values that each operation cuts as it needs.
+#[derive(Debug, Default)]
+pub(super) struct Floats(Vec<f32>);
+
+impl Floats {
+    /// Disjoint slices of the given lengths; their content is unspecified.
+    pub(super) fn get<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [f32]; N] {
         let total = lengths.iter().sum();
-        if self.floats.len() < total {
-            self.floats.resize(total, 0.0);
+        if self.0.len() < total {
+            self.0.resize(total, 0.0);
         }
-        let mut rest = self.floats.as_mut_slice();
+        let mut rest = self.0.as_mut_slice();
         lengths.map(|len| {
             let (head, tail) = std::mem::take(&mut rest).split_at_mut(len);
             rest = tail;
@@ -99,6 +103,25 @@ operations! {
     Accept => sample::accept,
 }
 
+/// A queue that records; dropping this ends the recording, whatever way its closure was left.
+pub(super) struct Recording<'a>(&'a mut CpuQueue);
+
+impl Recording<'_> {
+    pub(super) fn queue(&mut self) -> &mut CpuQueue {
+        self.0
+    }
+
+    pub(super) fn finish(self) -> CpuRecorded {
+        CpuRecorded(self.0.recording.take().unwrap_or_default())
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.0.recording = None;
+    }
+}
+
 impl CpuQueue {
     pub(super) fn submit(&mut self, backend: &Cpu, op: Op) -> Result<()> {
         if let Some(list) = &mut self.recording {
@@ -109,16 +132,10 @@ impl CpuQueue {
         backend.install(|| op.run(backend.isa(), scratch))
     }
 
-    pub(super) fn start(&mut self) -> Result<()> {
-        if self.recording.is_some() {
-            return Err(Error::Recording { what: "recording another step" });
-        }
+    pub(super) fn start(&mut self) -> Result<Recording<'_>> {
+        self.idle("recording another step")?;
         self.recording = Some(Vec::new());
-        Ok(())
-    }
-
-    pub(super) fn finish(&mut self) -> CpuRecorded {
-        CpuRecorded(self.recording.take().unwrap_or_default())
+        Ok(Recording(self))
     }
 
     pub(super) fn replay(&mut self, backend: &Cpu, step: &CpuRecorded) -> Result<()> {

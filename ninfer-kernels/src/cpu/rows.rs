@@ -9,7 +9,7 @@ use super::buffer::Access;
 /// Most segments of a call.
 const MAX_SEGMENTS: usize = MAX_STEP_ROWS;
 
-/// Segments of a call, checked: rows inside the call, slots and lengths not negative.
+/// Segments of a call, checked: no word negative, rows inside the call, a bank of 0 or 1, no fold before position 0.
 pub(super) struct Rows {
     pub(super) profile: Profile,
     /// Rows of the call, padding included.
@@ -40,6 +40,14 @@ impl Rows {
                 got: batch.segments.to_string(),
             });
         }
+        if i32::try_from(batch.rows).is_err() {
+            return Err(Error::Shape {
+                op,
+                what: "rows of the call",
+                expected: format!("at most {}", i32::MAX),
+                got: batch.rows.to_string(),
+            });
+        }
         let mut rows = Self {
             profile: batch.profile,
             count: batch.rows,
@@ -61,12 +69,31 @@ impl Rows {
                     legal: format!("inside the call's {} rows", batch.rows),
                 });
             }
+            if segment.bank > 1 {
+                return Err(Error::OutOfRange {
+                    what: "bank of a segment",
+                    got: segment.bank.to_string(),
+                    legal: "0 or 1".to_owned(),
+                });
+            }
+            if segment.fold > segment.start {
+                return Err(Error::OutOfRange {
+                    what: "fold of a segment",
+                    got: segment.fold.to_string(),
+                    legal: format!("0 to its start, {}", segment.start),
+                });
+            }
         }
         Ok(rows)
     }
 
     pub(super) fn segments(&self) -> &[Segment] {
         &self.list[..self.len]
+    }
+
+    /// Whether a row belongs to a segment; otherwise it is padding.
+    pub(super) fn owns(&self, row: usize) -> bool {
+        self.segments().iter().any(|s| row.checked_sub(s.row as usize).is_some_and(|i| i < s.len as usize))
     }
 
     /// Cuts the segments at multiples of `size` of the absolute position.

@@ -22,7 +22,7 @@ pub(super) fn head(op: &Head<Cpu>, isa: Isa, _scratch: &mut Scratch) -> Result<(
     let access = Access::new("head");
     let rows = Rows::read(&access, "head", &op.batch)?;
     let x = Input::new(access.read("input", &op.input)?, op.input.stride());
-    let logits = access.write("logits", &op.logits)?;
+    let logits = access.write_matrix("logits", &op.logits, rows.count, op.head.rows())?;
     matmul(isa, &rows, x, &op.head, &Output::set(logits, op.logits.stride()));
     Ok(())
 }
@@ -33,26 +33,14 @@ pub(super) fn head_argmax(op: &HeadArgmax<Cpu>, isa: Isa, scratch: &mut Scratch)
     let x = Input::new(access.read("input", &op.input)?, op.input.stride());
     let ids: &mut [u32] = access.write("output", &op.output)?;
     let vocab = op.head.rows();
-    let [logits] = scratch.floats([rows.count * vocab]);
+    let [logits] = scratch.floats.get([rows.count * vocab]);
     matmul(isa, &rows, x, &op.head, &Output::set(logits, vocab));
     for t in 0..rows.count {
-        ids[t * op.output.stride()] = argmax(&logits[t * vocab..][..op.limit]);
+        let row = &logits[t * vocab..][..vocab];
+        let choice = sampling::choose(row, op.limit, &SamplingParams::greedy(), &|_| 0, 0, &mut scratch.choose);
+        ids[t * op.output.stride()] = choice.unwrap_or(NONE);
     }
     Ok(())
-}
-
-/// Index of the largest finite logit, the lowest of equals; none if a logit is NaN or none is finite.
-fn argmax(logits: &[f32]) -> u32 {
-    let (mut best, mut value) = (NONE, f32::NEG_INFINITY);
-    for (i, &x) in logits.iter().enumerate() {
-        if x.is_nan() {
-            return NONE;
-        }
-        if x > value && x.is_finite() {
-            (best, value) = (i as u32, x);
-        }
-    }
-    best
 }
 
 fn check_slot(segment: &Segment, slots: usize) -> Result<usize> {
@@ -61,6 +49,15 @@ fn check_slot(segment: &Segment, slots: usize) -> Result<usize> {
         return Ok(slot);
     }
     Err(Error::OutOfRange { what: "sequence slot", got: slot.to_string(), legal: format!("below {slots}") })
+}
+
+/// A round has at most as many columns as `previous` and results have room for.
+fn check_width(segment: &Segment, profile: Profile, width: usize) -> Result<()> {
+    let columns = segment.len.max(segment.fold) as usize;
+    if profile == Profile::Prefill || columns <= width {
+        return Ok(());
+    }
+    Err(Error::OutOfRange { what: "columns of a round", got: columns.to_string(), legal: format!("0 to {width}") })
 }
 
 pub(super) fn choose(op: &Choose<Cpu>, _isa: Isa, scratch: &mut Scratch) -> Result<()> {
@@ -83,7 +80,7 @@ pub(super) fn choose(op: &Choose<Cpu>, _isa: Isa, scratch: &mut Scratch) -> Resu
             let overlay = if rows.profile == Profile::Step { segment.row as usize..t + 1 } else { 0..0 };
             let count = |id: u32| {
                 let seen = overlay.clone().filter(|&r| ids[r * op.ids.stride()] == id).count();
-                counts.get(id as usize).map_or(0, |c| c + seen as u32)
+                counts.get(id as usize).map_or(0, |c| c.saturating_add(seen as u32))
             };
             let row = &logits[t * op.logits.stride()..][..op.logits.cols()];
             let position = u64::from(segment.start) + i as u64 + 1;
@@ -102,6 +99,7 @@ pub(super) fn count(op: &Count<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Resul
     let counts: &mut [u32] = access.write("counts", &op.counts)?;
     for segment in rows.segments().iter().filter(|s| s.len > 0) {
         let slot = check_slot(segment, op.counts.rows())?;
+        check_width(segment, rows.profile, op.previous.cols())?;
         let counts = &mut counts[slot * op.counts.stride()..][..op.counts.cols()];
         let previous = &mut previous[slot * op.previous.stride()..][..op.previous.cols()];
         if segment.base() == 0 {
@@ -118,7 +116,7 @@ pub(super) fn count(op: &Count<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Resul
         }
         for &id in previous.iter().take(segment.fold as usize) {
             if let Some(c) = counts.get_mut(id as usize) {
-                *c += 1;
+                *c = c.saturating_add(1);
             }
         }
         for (p, id) in previous.iter_mut().zip(inputs) {
@@ -140,7 +138,8 @@ pub(super) fn accept(op: &Accept<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Res
     let width = op.result.cols() - 1;
     let count = op.batch.segments;
     for (s, segment) in rows.segments().iter().enumerate() {
-        let (row, len) = (segment.row as usize, (segment.len as usize).min(width));
+        check_width(&Segment { fold: 0, ..*segment }, Profile::Step, width)?;
+        let (row, len) = (segment.row as usize, segment.len as usize);
         let token = |i: usize| chosen[(row + i) * op.chosen.stride()];
         let draft = |i: usize| ids[(row + i) * op.ids.stride()];
         let mut accepted = 0;
@@ -155,7 +154,7 @@ pub(super) fn accept(op: &Accept<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Res
         }
         let next = Segment { start: segment.start + 1, len: emitted as u32, fold: 0, ..*segment };
         put(realign, op.realign.stride() * s, next);
-        last[s * op.last.stride()] = (row + accepted) as i32;
+        last[s * op.last.stride()] = if len == 0 { -1 } else { (row + accepted) as i32 };
         for i in 0..op.chain.rows() / count.max(1) {
             let start = segment.start + accepted as u32 + 1 + i as u32;
             let link = Segment { start, row: s as u32, len: emitted.min(1) as u32, fold: 0, ..*segment };

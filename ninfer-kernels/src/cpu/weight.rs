@@ -140,6 +140,14 @@ impl Packed {
             PackedData::Plain { dtype: DType::F32, bytes } => Self::F32(words(bytes, f32::from_le_bytes)),
             PackedData::Plain { dtype: DType::F16, bytes } => Self::F16(words(bytes, f16::from_le_bytes)),
             PackedData::Plain { bytes, .. } => Self::Bf16(words(bytes, u16::from_le_bytes)),
+            PackedData::Fp8 { codes, .. } if codes.iter().any(|c| c & 0x7f == 0x7f) => {
+                let at = codes.iter().position(|c| c & 0x7f == 0x7f).unwrap_or_default();
+                return Err(Error::OutOfRange {
+                    what: "FP8 code",
+                    got: format!("NaN in row {}, column {}", at / matrix.cols(), at % matrix.cols()),
+                    legal: "finite E4M3 codes".to_owned(),
+                });
+            }
             PackedData::Fp8 { codes, scales } => Self::Fp8 {
                 codes: codes.to_vec(),
                 scales: match scales {
@@ -304,7 +312,7 @@ pub(super) struct Fp8<'a> {
 }
 
 /// E4M3 by bit arithmetic: normal codes move into the f32 fields, subnormal ones are `(1 + m/8)·2⁻⁶ − 2⁻⁶`, both exact.
-/// NaN codes do not occur in a prepared weight.
+/// NaN codes do not occur in a prepared weight: [`Packed::new`] refuses them.
 #[inline(always)]
 fn e4m3(code: u8) -> f32 {
     let magnitude = u32::from(code & 0x7f) << 20;
