@@ -16,8 +16,8 @@ const USABLE: f64 = 0.8;
 /// Weight that an acceptance estimate keeps at each new observation: half is forgotten after ten.
 const MEMORY: f64 = 0.933;
 
-/// Acceptance assumed for the first position, and the weight of that in observations; then the weight with which each
-/// position's estimate leans on the one before.
+/// Acceptance assumed for the first position; the others lean on the position before. Weights in observations; they fade as
+/// observations do.
 const ASSUMED: f64 = 0.6;
 const ASSUMED_WEIGHT: f64 = 2.0;
 const NEIGHBOUR_WEIGHT: f64 = 4.0;
@@ -50,20 +50,28 @@ pub struct Observation {
 }
 
 /// How often the draft at one position was accepted, given that all before it were.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Rate {
     hits: f64,
     trials: f64,
+    /// Weight of the assumption.
+    weight: f64,
 }
 
 impl Rate {
+    fn new(position: usize) -> Self {
+        let weight = if position == 0 { ASSUMED_WEIGHT } else { NEIGHBOUR_WEIGHT };
+        Self { hits: 0.0, trials: 0.0, weight }
+    }
+
     fn observe(&mut self, hit: bool) {
         self.hits = self.hits * MEMORY + f64::from(u8::from(hit));
         self.trials = self.trials * MEMORY + 1.0;
+        self.weight *= MEMORY;
     }
 
-    fn estimate(self, assumed: f64, weight: f64) -> f64 {
-        (self.hits + weight * assumed) / (self.trials + weight)
+    fn estimate(self, assumed: f64) -> f64 {
+        (self.hits + self.weight * assumed) / (self.trials + self.weight)
     }
 }
 
@@ -109,7 +117,7 @@ impl Controller {
         let costs = if costs.max() < max { CostTable::new(max) } else { costs };
         Self {
             max,
-            rates: vec![Rate::default(); max],
+            rates: (0..max).map(Rate::new).collect(),
             costs,
             ledger: VecDeque::new(),
             ledger_tokens: 0,
@@ -129,10 +137,9 @@ impl Controller {
     /// Estimated acceptance of each position, given that the drafts before it were accepted.
     #[must_use]
     pub fn acceptance(&self) -> Vec<f64> {
-        let (mut last, mut weight) = (ASSUMED, ASSUMED_WEIGHT);
+        let mut last = ASSUMED;
         let estimate = |rate: &Rate| {
-            last = rate.estimate(last, weight);
-            weight = NEIGHBOUR_WEIGHT;
+            last = rate.estimate(last);
             last
         };
         self.rates.iter().map(estimate).collect()

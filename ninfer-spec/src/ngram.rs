@@ -169,6 +169,7 @@ mod tests {
         assert_eq!(propose(&mut drafter, &[1, 2, 3, 1], 1), [2]);
         assert_eq!(propose(&mut drafter, &[4, 1, 5, 6, 1, 9, 1], 1), [9]);
         assert_eq!(propose(&mut drafter, &[1, 8, 1], 1), [8]);
+        assert_eq!(propose(&mut drafter, &[9, 1, 7, 8, 5, 1], 1), [7]);
     }
 
     #[test]

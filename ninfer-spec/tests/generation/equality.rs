@@ -190,6 +190,25 @@ fn sequences_go_on() {
     assert_eq!(run(Drafts::Auto { max: 5 }), plain);
 }
 
+/// A sequence can be continued by another generator, with that one's sampling.
+#[test]
+fn sequences_take_the_sampling_of_their_generator() {
+    let second = |sampling| {
+        let mut model = ToyModel::new();
+        let options = Options::new().with_max_new(10).with_capacity(128);
+        let mut generator = Generator::new(&mut model, options).unwrap();
+        let (_, sequence) = generator.start(&PROMPT).unwrap().run(|t| t.len()).unwrap();
+        drop(generator);
+        let options = Options::new().with_max_new(30).with_sampling(sampling);
+        let mut generator = Generator::new(&mut model, options).unwrap();
+        generator.resume(sequence, &[2]).unwrap().run(|t| t.len()).unwrap().0.tokens
+    };
+    let warm = SamplingParams::greedy().with_temperature(1.0);
+    assert_eq!(second(warm), second(warm));
+    assert_ne!(second(warm), second(warm.with_seed(1)));
+    assert_ne!(second(warm), second(SamplingParams::greedy()));
+}
+
 #[test]
 fn cancelled_answers_are_prefixes() {
     let plain = answer(&mut ToyModel::new(), Options::new().with_max_new(60)).tokens;
