@@ -12,16 +12,22 @@ use super::buffer::{Access, Element};
 use super::norm::{normalise, sigmoid};
 use super::parallel::{Shared, split};
 use super::queue::Scratch;
+use super::reserve;
 use super::rows::Rows;
-use super::simd::{Isa, dispatch, mul_add, reduce};
+use super::simd::{Isa, Lanes, dispatch};
 
 /// Element of a KV page.
 pub(super) trait KvElement: Element + Send + Sync {
     fn load(self) -> f32;
+    fn lanes<L: Lanes>(values: &[Self; 16]) -> L;
     fn store(x: f32) -> Self;
 }
 
 impl KvElement for f32 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(values: &[Self; 16]) -> L {
+        L::load(values)
+    }
     #[inline(always)]
     fn load(self) -> f32 {
         self
@@ -33,6 +39,10 @@ impl KvElement for f32 {
 }
 
 impl KvElement for bf16 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(values: &[Self; 16]) -> L {
+        L::bf16(bytemuck::cast_ref(values))
+    }
     #[inline(always)]
     fn load(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -102,7 +112,7 @@ fn rope_append_as<E: KvElement>(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Sc
     let values: &mut [E] = access.write("values", &op.kv.values)?;
     let (q_gain, k_gain) = (&gains[..d], &gains[op.gains.stride()..][..d]);
     let half = frequencies.len();
-    let [rotation, head] = scratch.floats.get([2 * half, d]);
+    let [rotation, head] = scratch.floats.get([2 * half, d])?;
     for segment in rows.segments() {
         for i in 0..segment.len as usize {
             let (t, position) = (segment.row as usize + i, segment.start as usize + i);
@@ -150,6 +160,11 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
 thread_local! {
     /// Scores of one query head and the partial result of a leaf; grows to the context.
     static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes room for the scores of one query head, and a partial result behind them, on this thread.
+pub(super) fn reserve(len: usize) -> Result<()> {
+    SCORES.with_borrow_mut(|scores| reserve::grow(scores, len))
 }
 
 pub(super) fn attend(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
@@ -239,14 +254,14 @@ dispatch! {
 }
 
 #[inline(always)]
-fn attend_head_body<const FMA: bool, E: KvElement>(head: &Head<'_, E>, scores: &mut Vec<f32>, out: &mut [f32]) {
+fn attend_head_body<L: Lanes, E: KvElement>(head: &Head<'_, E>, scores: &mut Vec<f32>, out: &mut [f32]) {
     let d = out.len();
     let scale = 1.0 / (d as f32).sqrt();
     scores.clear();
     let mut max = f32::NEG_INFINITY;
     for position in head.visible.clone() {
         let key = &head.keys[head.row(position) * head.key_stride..][..d];
-        let score = dot_kv::<FMA, E>(head.query, key) * scale;
+        let score = dot_kv::<L, E>(head.query, key) * scale;
         max = max.max(score);
         scores.push(score);
     }
@@ -266,7 +281,7 @@ fn attend_head_body<const FMA: bool, E: KvElement>(head: &Head<'_, E>, scores: &
             partial_sum += weight;
             let value = &head.values[head.row(position) * head.value_stride..][..d];
             for (o, v) in partial.iter_mut().zip(value) {
-                *o = mul_add::<FMA>(weight, v.load(), *o);
+                *o = L::scalar(weight, v.load(), *o);
             }
         }
         sum += partial_sum;
@@ -284,17 +299,12 @@ fn attend_head_body<const FMA: bool, E: KvElement>(head: &Head<'_, E>, scores: &
 }
 
 #[inline(always)]
-fn dot_kv<const FMA: bool, E: KvElement>(q: &[f32], k: &[E]) -> f32 {
-    let mut acc = [0.0; 16];
+fn dot_kv<L: Lanes, E: KvElement>(q: &[f32], k: &[E]) -> f32 {
+    let mut acc = L::zero();
     let (q16, q_rest) = q.as_chunks::<16>();
     let (k16, k_rest) = k.as_chunks::<16>();
     for (x, y) in q16.iter().zip(k16) {
-        for l in 0..16 {
-            acc[l] = mul_add::<FMA>(x[l], y[l].load(), acc[l]);
-        }
+        acc = L::load(x).mul_add(E::lanes(y), acc);
     }
-    for (l, (x, y)) in q_rest.iter().zip(k_rest).enumerate() {
-        acc[l] = mul_add::<FMA>(*x, y.load(), acc[l]);
-    }
-    reduce(acc)
+    q_rest.iter().zip(k_rest).fold(acc.sum(), |sum, (x, y)| L::scalar(*x, y.load(), sum))
 }

@@ -273,3 +273,6 @@ impl Drop for Access {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use ninfer_core::ops::OutputGate;
 
 use super::norm::sigmoid;
-use super::simd::{dispatch, dot, mul_add};
+use super::simd::{Lanes, dispatch, dot};
 
 /// `log(1 + eˣ)`; the identity above 20, where the difference is below f32 resolution.
 fn softplus(x: f32) -> f32 {
@@ -27,8 +27,8 @@ dispatch! {
 }
 
 #[inline(always)]
-fn l2_normalise_body<const FMA: bool>(x: &mut [f32], eps: f32, scale: f32) {
-    let factor = scale / (dot::<FMA>(x, x) + eps).sqrt();
+fn l2_normalise_body<L: Lanes>(x: &mut [f32], eps: f32, scale: f32) {
+    let factor = scale / (dot::<L>(x, x) + eps).sqrt();
     x.iter_mut().for_each(|x| *x *= factor);
 }
 
@@ -48,7 +48,7 @@ dispatch! {
 }
 
 #[inline(always)]
-fn delta_step_body<const FMA: bool>(
+fn delta_step_body<L: Lanes>(
     s: &mut [f32],
     k: &[f32],
     v: &[f32],
@@ -62,7 +62,7 @@ fn delta_step_body<const FMA: bool>(
     for (row, k) in s.chunks_exact_mut(width).zip(k) {
         for (s, u) in row.iter_mut().zip(u.iter_mut()) {
             *s *= decay;
-            *u = mul_add::<FMA>(*s, *k, *u);
+            *u = L::scalar(*s, *k, *u);
         }
     }
     for (u, v) in u.iter_mut().zip(v) {
@@ -72,14 +72,14 @@ fn delta_step_body<const FMA: bool>(
         out.fill(0.0);
         for ((row, k), q) in s.chunks_exact_mut(width).zip(k).zip(q) {
             for ((s, u), o) in row.iter_mut().zip(u.iter()).zip(out.iter_mut()) {
-                *s = mul_add::<FMA>(*k, *u, *s);
-                *o = mul_add::<FMA>(*s, *q, *o);
+                *s = L::scalar(*k, *u, *s);
+                *o = L::scalar(*s, *q, *o);
             }
         }
     } else {
         for (row, k) in s.chunks_exact_mut(width).zip(k) {
             for (s, u) in row.iter_mut().zip(u.iter()) {
-                *s = mul_add::<FMA>(*k, *u, *s);
+                *s = L::scalar(*k, *u, *s);
             }
         }
     }
@@ -91,8 +91,8 @@ dispatch! {
 }
 
 #[inline(always)]
-fn gated_norm_body<const FMA: bool>(o: &mut [f32], z: &[f32], gain: &[f32], eps: f32, gate: OutputGate) {
-    let scale = 1.0 / (dot::<FMA>(o, o) / o.len() as f32 + eps).sqrt();
+fn gated_norm_body<L: Lanes>(o: &mut [f32], z: &[f32], gain: &[f32], eps: f32, gate: OutputGate) {
+    let scale = 1.0 / (dot::<L>(o, o) / o.len() as f32 + eps).sqrt();
     for ((o, z), gain) in o.iter_mut().zip(z).zip(gain) {
         let act = match gate {
             OutputGate::Sigmoid => sigmoid(*z),
@@ -101,3 +101,6 @@ fn gated_norm_body<const FMA: bool>(o: &mut [f32], z: &[f32], gain: &[f32], eps:
         *o = *o * scale * gain * act;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -231,7 +231,7 @@ pub(super) fn fold(op: &GdnFold<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result
     }
     for segment in folding() {
         let from = record.folded(segment)?;
-        let [work] = scratch.floats.get([from.len() * d.keys() + d.values()]);
+        let [work] = scratch.floats.get([from.len() * d.keys() + d.values()])?;
         fold_slot(isa, &d, &record, from, state.slot(&d, segment), work);
     }
     Ok(())
@@ -302,7 +302,7 @@ fn mix_segment(
     let from = record.as_ref().map_or(Ok(0..0), |r| r.folded(segment))?;
     let copy = if stepping { d.values() * d.key_dim } else { 0 };
     let [work, conv, gate, u, local] =
-        scratch.floats.get([from.len() * keys + d.values(), len * channels, len * 2 * hv, d.values(), copy]);
+        scratch.floats.get([from.len() * keys + d.values(), len * channels, len * 2 * hv, d.values(), copy])?;
     let (window, matrix) = state.slot(d, segment);
     if let Some(record) = &record {
         fold_slot(isa, d, record, from, (&mut *window, &mut *matrix), work);

@@ -16,7 +16,7 @@ use super::simd::Isa;
 pub(super) fn project(op: &Project<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("project");
     let rows = Rows::read(&access, "project", &op.batch)?;
-    let [normed] = scratch.floats.get([norm_len(&op.input, op.norm.as_ref())]);
+    let [normed] = scratch.floats.get([norm_len(&op.input, op.norm.as_ref())])?;
     let input = input(&access, &op.input, op.norm.as_ref(), normed, isa)?;
     for (weight, out) in &op.parts {
         let y = access.write_matrix("output", out, rows.count, weight.rows())?;
@@ -39,10 +39,10 @@ pub(super) fn swiglu(op: &Swiglu<Cpu>, isa: Isa, scratch: &mut Scratch) -> Resul
     let access = Access::new("swiglu");
     let rows = Rows::read(&access, "swiglu", &op.batch)?;
     let width = op.output.cols();
-    let [normed, both] = scratch.floats.get([norm_len(&op.input, op.norm.as_ref()), rows.count * 2 * width]);
+    let [normed, both] = scratch.floats.get([norm_len(&op.input, op.norm.as_ref()), rows.count * 2 * width])?;
     let input = input(&access, &op.input, op.norm.as_ref(), normed, isa)?;
     matmul(isa, &rows, input, &op.gate_up, &Output::set(both, 2 * width));
-    let y = access.write("output", &op.output)?;
+    let y = access.write_matrix("output", &op.output, rows.count, op.gate_up.rows() / 2)?;
     for t in 0..rows.count {
         combine(&both[t * 2 * width..][..2 * width], &mut y[t * op.output.stride()..][..width]);
     }

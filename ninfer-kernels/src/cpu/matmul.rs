@@ -9,14 +9,18 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use ninfer_core::Result;
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::format::GroupFormat;
 use ninfer_core::segment::Profile;
 
 use super::parallel::{Shared, split};
+use super::reserve;
 use super::rows::Rows;
-use super::simd::{Isa, dispatch, mul_add, reduce};
-use super::weight::{Brains, CpuWeight, Decoder, Floats, Fp8, Group, Halves, LANES, Nvfp4, Packed, with_decoder};
+use super::simd::{Isa, Lanes, dispatch};
+use super::weight::{
+    Brains, CpuWeight, DecodeRow, Decoder, Floats, Fp8, Group, Halves, LANES, Nvfp4, Packed, with_decoder,
+};
 
 /// Rows of a prefill tile.
 const TILE: usize = 64;
@@ -81,7 +85,7 @@ pub(super) fn matmul(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, y:
             let work = n * k * rows.count;
             split(n, 4, work, &|range| dot_rows(isa, weight, range, 0, x, 0..rows.count, y));
         }
-        Profile::Prefill => split(n, PANEL, n * k * rows.count, &|range| panels(rows, x, weight, range, y)),
+        Profile::Prefill => split(n, PANEL, n * k * rows.count, &|range| panels(isa, rows, x, weight, range, y)),
     }
 }
 
@@ -116,80 +120,128 @@ dispatch! {
 }
 
 #[inline(always)]
-fn dot_part_body<const FMA: bool, D: Decoder>(decoder: D, task: &Task<'_>) {
+fn dot_part_body<L: Lanes, D: Decoder>(decoder: D, task: &Task<'_>) {
     let mut token = task.tokens.start;
     while token < task.tokens.end {
-        let left = task.tokens.end - token;
         // Blocks share the decoding of a weight (tokens) or the loads of the input (rows); the order inside one dot product
         // is the same in all of them.
-        if left >= 4 {
-            block::<FMA, D, 1, 4>(decoder, task, token);
-            token += 4;
-        } else if left >= 2 {
-            block::<FMA, D, 2, 2>(decoder, task, token);
-            token += 2;
-        } else {
-            block::<FMA, D, 4, 1>(decoder, task, token);
-            token += 1;
+        let (count, rows) = match task.tokens.end - token {
+            1 => (1, 4),
+            2 | 3 => (2, 2),
+            _ => (4, 1),
+        };
+        let mut row = task.rows.start;
+        while row < task.rows.end {
+            match (count, task.rows.end - row < rows) {
+                (1, false) => tile::<L, D, 4, 1>(decoder, task, row, token, four_rows),
+                (2, false) => tile::<L, D, 2, 2>(decoder, task, row, token, two_by_two),
+                (1, true) => tile::<L, D, 1, 1>(decoder, task, row, token, one),
+                (2, true) => tile::<L, D, 1, 2>(decoder, task, row, token, two_tokens),
+                _ => tile::<L, D, 1, 4>(decoder, task, row, token, four_tokens),
+            }
+            row += if task.rows.end - row < rows { 1 } else { rows };
         }
+        token += count;
     }
 }
 
-/// All weight rows against `T` tokens from `token` on, `R` rows at a time.
+/// Dot products of `R` weight rows from `row` on with `T` tokens from `token` on; `whole` does all whole chunks.
 #[inline(always)]
-fn block<const FMA: bool, D: Decoder, const R: usize, const T: usize>(d: D, task: &Task<'_>, token: usize) {
-    let mut row = task.rows.start;
-    while row + R <= task.rows.end {
-        tile::<FMA, D, R, T>(d, task, row, token);
-        row += R;
-    }
-    while row < task.rows.end {
-        tile::<FMA, D, 1, T>(d, task, row, token);
-        row += 1;
-    }
-}
-
-#[inline(always)]
-fn tile<const FMA: bool, D: Decoder, const R: usize, const T: usize>(d: D, task: &Task<'_>, row: usize, token: usize) {
+fn tile<L: Lanes, D: Decoder, const R: usize, const T: usize>(
+    d: D,
+    task: &Task<'_>,
+    row: usize,
+    token: usize,
+    whole: impl Fn(&[D::Row; R], &[&[[f32; LANES]]; T], usize) -> [[L; T]; R],
+) {
     let x: [&[f32]; T] = std::array::from_fn(|t| task.x.row(token + t, task.cols));
-    let mut acc = [[[0.0f32; LANES]; T]; R];
+    let w: [D::Row; R] = std::array::from_fn(|r| d.row(row + r));
     let full = task.cols / LANES;
-    for chunk in 0..full {
-        let inputs: [&[f32; LANES]; T] = std::array::from_fn(|t| chunk_of(x[t], chunk));
-        for r in 0..R {
-            let w = d.chunk(row + r, chunk);
-            for t in 0..T {
-                for l in 0..LANES {
-                    acc[r][t][l] = mul_add::<FMA>(w[l], inputs[t][l], acc[r][t][l]);
-                }
-            }
-        }
-    }
-    let rest = task.cols % LANES;
-    if rest > 0 {
-        for r in 0..R {
-            let w = d.chunk(row + r, full);
-            for t in 0..T {
-                for l in 0..rest {
-                    acc[r][t][l] = mul_add::<FMA>(w[l], x[t][full * LANES + l], acc[r][t][l]);
-                }
-            }
-        }
-    }
+    let acc = whole(&w, &x.map(|x| &x.as_chunks().0[..full]), full);
     for r in 0..R {
+        // A loop, not a closure: a closure would be compiled without the features of this copy.
+        let mut sums = [0.0; T];
         for t in 0..T {
-            let column = task.part_first + row + r - task.column0;
+            sums[t] = acc[r][t].sum();
+        }
+        if task.cols % LANES > 0 {
+            let w = w[r].rest(full);
+            for t in 0..T {
+                for (w, x) in w.iter().zip(&x[t][full * LANES..]) {
+                    sums[t] = L::scalar(*w, *x, sums[t]);
+                }
+            }
+        }
+        let column = task.part_first + row + r - task.column0;
+        for (t, sum) in sums.into_iter().enumerate() {
             // SAFETY: tasks that run at the same time have disjoint weight rows, so disjoint columns; `matmul` checked the
             // stride, and the scratch rows of experts are as wide as their product.
-            unsafe { task.y.put(token + t, column, reduce(acc[r][t])) };
+            unsafe { task.y.put(token + t, column, sum) };
         }
     }
 }
 
+// The five block shapes, written out so that the accumulators stay in registers.
+
 #[inline(always)]
-fn chunk_of(x: &[f32], chunk: usize) -> &[f32; LANES] {
-    const ZERO: &[f32; LANES] = &[0.0; LANES];
-    x[chunk * LANES..].first_chunk().unwrap_or(ZERO)
+fn one<L: Lanes, W: DecodeRow>([w]: &[W; 1], [x]: &[&[[f32; LANES]]; 1], full: usize) -> [[L; 1]; 1] {
+    let mut a = L::zero();
+    for i in 0..full {
+        a = w.chunk::<L>(i).mul_add(L::load(&x[i]), a);
+    }
+    [[a]]
+}
+
+#[inline(always)]
+fn two_tokens<L: Lanes, W: DecodeRow>([w]: &[W; 1], [x, y]: &[&[[f32; LANES]]; 2], full: usize) -> [[L; 2]; 1] {
+    let (mut a, mut b) = (L::zero(), L::zero());
+    for i in 0..full {
+        let w: L = w.chunk(i);
+        a = w.mul_add(L::load(&x[i]), a);
+        b = w.mul_add(L::load(&y[i]), b);
+    }
+    [[a, b]]
+}
+
+#[inline(always)]
+fn four_tokens<L: Lanes, W: DecodeRow>([w]: &[W; 1], x: &[&[[f32; LANES]]; 4], full: usize) -> [[L; 4]; 1] {
+    let (mut a, mut b, mut c, mut d) = (L::zero(), L::zero(), L::zero(), L::zero());
+    for i in 0..full {
+        let w: L = w.chunk(i);
+        a = w.mul_add(L::load(&x[0][i]), a);
+        b = w.mul_add(L::load(&x[1][i]), b);
+        c = w.mul_add(L::load(&x[2][i]), c);
+        d = w.mul_add(L::load(&x[3][i]), d);
+    }
+    [[a, b, c, d]]
+}
+
+#[inline(always)]
+fn two_by_two<L: Lanes, W: DecodeRow>([v, w]: &[W; 2], [x, y]: &[&[[f32; LANES]]; 2], full: usize) -> [[L; 2]; 2] {
+    let (mut a, mut b, mut c, mut d) = (L::zero(), L::zero(), L::zero(), L::zero());
+    for i in 0..full {
+        let (x, y) = (L::load(&x[i]), L::load(&y[i]));
+        let v: L = v.chunk(i);
+        a = v.mul_add(x, a);
+        b = v.mul_add(y, b);
+        let w: L = w.chunk(i);
+        c = w.mul_add(x, c);
+        d = w.mul_add(y, d);
+    }
+    [[a, b], [c, d]]
+}
+
+#[inline(always)]
+fn four_rows<L: Lanes, W: DecodeRow>(w: &[W; 4], [x]: &[&[[f32; LANES]]; 1], full: usize) -> [[L; 1]; 4] {
+    let (mut a, mut b, mut c, mut d) = (L::zero(), L::zero(), L::zero(), L::zero());
+    for i in 0..full {
+        let x = L::load(&x[i]);
+        a = w[0].chunk::<L>(i).mul_add(x, a);
+        b = w[1].chunk::<L>(i).mul_add(x, b);
+        c = w[2].chunk::<L>(i).mul_add(x, c);
+        d = w[3].chunk::<L>(i).mul_add(x, d);
+    }
+    [[a], [b], [c], [d]]
 }
 
 thread_local! {
@@ -197,8 +249,18 @@ thread_local! {
     static SCRATCH: RefCell<[Vec<f32>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
+/// Makes room for prefill calls with up to `columns` columns on this thread.
+pub(super) fn reserve(columns: usize) -> Result<()> {
+    SCRATCH.with_borrow_mut(|[panel, tile, product]| {
+        for list in [panel, tile] {
+            reserve::grow(list, PANEL.max(TILE).saturating_mul(columns))?;
+        }
+        reserve::grow(product, TILE * PANEL)
+    })
+}
+
 /// Prefill class: weight rows `range` (whole panels) against every tile of the call.
-fn panels(rows: &Rows, x: Input<'_>, weight: &CpuWeight, range: Range<usize>, y: &Output<'_>) {
+fn panels(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, range: Range<usize>, y: &Output<'_>) {
     let k = weight.cols();
     SCRATCH.with_borrow_mut(|[panel, tile, product]| {
         grow(panel, PANEL * k);
@@ -208,7 +270,7 @@ fn panels(rows: &Rows, x: Input<'_>, weight: &CpuWeight, range: Range<usize>, y:
             let n = PANEL.min(range.end - first);
             for (part, piece) in weight.pieces(first..first + n) {
                 for r in piece {
-                    part.decode_row(r, &mut panel[(part.first + r - first) * k..][..k]);
+                    part.decode_row(isa, r, &mut panel[(part.first + r - first) * k..][..k]);
                 }
             }
             for block in rows.tiles(TILE) {

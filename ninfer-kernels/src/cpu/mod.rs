@@ -4,6 +4,9 @@
 //! takes checked access to its views, then loops. Nothing is allocated once the scratch memory has grown to the largest
 //! call.
 
+// Kernels are written over indices, so that the order of operations is plain to see.
+#![allow(clippy::needless_range_loop)]
+
 mod attention;
 mod buffer;
 mod delta;
@@ -14,6 +17,7 @@ mod moe;
 mod norm;
 mod parallel;
 mod queue;
+mod reserve;
 mod rows;
 mod sample;
 mod simd;
@@ -94,6 +98,15 @@ impl Cpu {
             None => rayon::scope(|_| work()),
         }
     }
+
+    /// Runs work once on each thread of the pool.
+    fn on_each_thread(&self, work: impl Fn() -> Result<()> + Sync) -> Result<()> {
+        let results = match &self.0.pool {
+            Some(pool) => pool.broadcast(|_| work()),
+            None => rayon::broadcast(|_| work()),
+        };
+        results.into_iter().collect()
+    }
 }
 
 impl Default for Cpu {
@@ -142,8 +155,8 @@ impl Backend for Cpu {
         Ok(CpuQueue::default())
     }
 
-    fn reserve(&self, queue: &mut CpuQueue, _need: &Reservation) -> Result<()> {
-        queue.idle("reserving workspace")
+    fn reserve(&self, queue: &mut CpuQueue, need: &Reservation) -> Result<()> {
+        queue.reserve(self, need)
     }
 
     fn alloc(&self, what: &str, bytes: usize) -> Result<CpuBuffer> {

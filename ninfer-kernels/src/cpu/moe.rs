@@ -30,7 +30,7 @@ pub(super) fn route(op: &Route<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<
         let row = &input[t * op.input.stride()..][..h];
         normalise(isa, row, gain, op.norm.eps, &mut hidden[t * op.hidden.stride()..][..h]);
     }
-    let [logits, shared] = scratch.floats.get([rows.count * experts, rows.count]);
+    let [logits, shared] = scratch.floats.get([rows.count * experts, rows.count])?;
     let x = Input::new(hidden, op.hidden.stride());
     matmul(isa, &rows, x, &op.router, &Output::set(logits, experts));
     matmul(isa, &rows, x, &op.shared_gate, &Output::set(shared, 1));
@@ -121,7 +121,7 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
         t * 2 * shared_width,
         t * shared_width,
         t * h,
-    ]);
+    ])?;
     for (i, &pair) in order.iter().enumerate() {
         let token = pair as usize / k;
         gathered[i * h..][..h].copy_from_slice(&hidden[token * op.hidden.stride()..][..h]);

@@ -10,7 +10,7 @@ use super::buffer::Access;
 use super::matmul::{Input, Output, matmul};
 use super::queue::Scratch;
 use super::rows::Rows;
-use super::simd::{Isa, dispatch, dot};
+use super::simd::{Isa, Lanes, dispatch, dot};
 use super::weight::CpuWeight;
 
 /// `1 / (1 + e^−x)`.
@@ -24,15 +24,15 @@ dispatch! {
 }
 
 #[inline(always)]
-fn normalise_body<const FMA: bool>(x: &[f32], gain: &[f32], eps: f32, y: &mut [f32]) {
-    let scale = 1.0 / (dot::<FMA>(x, x) / x.len() as f32 + eps).sqrt();
+fn normalise_body<L: Lanes>(x: &[f32], gain: &[f32], eps: f32, y: &mut [f32]) {
+    let scale = 1.0 / (dot::<L>(x, x) / x.len() as f32 + eps).sqrt();
     for ((y, x), g) in y.iter_mut().zip(x).zip(gain) {
         *y = x * scale * (1.0 + g);
     }
 }
 
 /// Writes the embedding of one id; `u32::MAX` gives zeros.
-fn embed_row(table: &CpuWeight, id: u32, out: &mut [f32]) -> Result<()> {
+fn embed_row(isa: Isa, table: &CpuWeight, id: u32, out: &mut [f32]) -> Result<()> {
     if id == u32::MAX {
         out.fill(0.0);
         return Ok(());
@@ -45,18 +45,18 @@ fn embed_row(table: &CpuWeight, id: u32, out: &mut [f32]) -> Result<()> {
             legal: format!("0 to {}", table.rows().saturating_sub(1)),
         });
     }
-    table.decode_row(row, out);
+    table.decode_row(isa, row, out);
     Ok(())
 }
 
-pub(super) fn embed(op: &Embed<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Result<()> {
+pub(super) fn embed(op: &Embed<Cpu>, isa: Isa, _scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("embed");
     let rows = Rows::read(&access, "embed", &op.batch)?;
     let ids: &[u32] = access.read("ids", &op.ids)?;
     let y = access.write("output", &op.output)?;
     for t in 0..rows.count {
         let id = if rows.owns(t) { ids[t * op.ids.stride()] } else { u32::MAX };
-        embed_row(&op.table, id, &mut y[t * op.output.stride()..][..op.output.cols()])?;
+        embed_row(isa, &op.table, id, &mut y[t * op.output.stride()..][..op.output.cols()])?;
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ pub(super) fn mtp_stem(op: &MtpStem<Cpu>, isa: Isa, scratch: &mut Scratch) -> Re
     let embedding_gain = access.read("embedding gain", &op.embedding_norm.gain)?;
     let hidden_gain = access.read("hidden gain", &op.hidden_norm.gain)?;
     let h = op.table.cols();
-    let [row, both] = scratch.floats.get([h, rows.count * 2 * h]);
+    let [row, both] = scratch.floats.get([h, rows.count * 2 * h])?;
     for t in 0..rows.count {
         let (e, n) = both[t * 2 * h..][..2 * h].split_at_mut(h);
         if !rows.owns(t) {
@@ -91,7 +91,7 @@ pub(super) fn mtp_stem(op: &MtpStem<Cpu>, isa: Isa, scratch: &mut Scratch) -> Re
             n.fill(0.0);
             continue;
         }
-        embed_row(&op.table, ids[t * op.ids.stride()], row)?;
+        embed_row(isa, &op.table, ids[t * op.ids.stride()], row)?;
         normalise(isa, row, embedding_gain, op.embedding_norm.eps, e);
         match usize::try_from(index[t * op.index.stride()]) {
             Ok(i) if i >= op.hidden.rows() => return Err(outside("hidden row", i, &op.hidden)),

@@ -60,3 +60,6 @@ impl<T> Shared<T> {
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) }
     }
 }
+
+#[cfg(test)]
+mod tests;

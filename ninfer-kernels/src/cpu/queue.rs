@@ -1,5 +1,6 @@
 //! Queues of the CPU backend: run now, or record and replay.
 
+use ninfer_core::backend::Reservation;
 use ninfer_core::ops::{
     Accept, Attend, Choose, CopyRows, Count, Embed, Experts, GdnFold, GdnMix, Head, HeadArgmax, MtpStem, Project,
     ProjectAdd, RmsNorm, RopeAppend, Route, Swiglu,
@@ -7,6 +8,7 @@ use ninfer_core::ops::{
 use ninfer_core::sampling::ChooseScratch;
 use ninfer_core::{Error, Result};
 
+use super::reserve::{grow, reserve};
 use super::simd::Isa;
 use super::{Cpu, attention, gdn, linear, moe, norm, sample};
 
@@ -50,24 +52,29 @@ pub(super) struct Floats(Vec<f32>);
 
 impl Floats {
     /// Disjoint slices of the given lengths; their content is unspecified.
-    pub(super) fn get<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [f32]; N] {
-        let total = lengths.iter().sum();
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if there is no room for them.
+    pub(super) fn get<const N: usize>(&mut self, lengths: [usize; N]) -> Result<[&mut [f32]; N]> {
+        let total = lengths.iter().fold(0, |sum: usize, len| sum.saturating_add(*len));
         if self.0.len() < total {
+            grow(&mut self.0, total)?;
             self.0.resize(total, 0.0);
         }
         let mut rest = self.0.as_mut_slice();
-        lengths.map(|len| {
+        Ok(lengths.map(|len| {
             let (head, tail) = std::mem::take(&mut rest).split_at_mut(len);
             rest = tail;
             head
-        })
+        }))
     }
 }
 
 macro_rules! operations {
     ($($op:ident => $run:path),+ $(,)?) => {
-        /// An operation with everything it needs.
+        /// An operation with everything it needs; it is moved once, and boxing it would cost an allocation a call.
         #[derive(Debug)]
+        #[allow(clippy::large_enum_variant)]
         pub(super) enum Op {
             $($op($op<Cpu>)),+
         }
@@ -142,6 +149,11 @@ impl CpuQueue {
         self.idle("replay")?;
         let scratch = &mut self.scratch;
         backend.install(|| step.0.iter().try_for_each(|op| op.run(backend.isa(), scratch)))
+    }
+
+    pub(super) fn reserve(&mut self, backend: &Cpu, need: &Reservation) -> Result<()> {
+        self.idle("reserving workspace")?;
+        reserve(backend, &mut self.scratch, need)
     }
 
     pub(super) fn idle(&self, what: &'static str) -> Result<()> {

@@ -109,3 +109,6 @@ impl Rows {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

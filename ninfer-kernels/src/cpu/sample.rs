@@ -33,7 +33,7 @@ pub(super) fn head_argmax(op: &HeadArgmax<Cpu>, isa: Isa, scratch: &mut Scratch)
     let x = Input::new(access.read("input", &op.input)?, op.input.stride());
     let ids: &mut [u32] = access.write("output", &op.output)?;
     let vocab = op.head.rows();
-    let [logits] = scratch.floats.get([rows.count * vocab]);
+    let [logits] = scratch.floats.get([rows.count * vocab])?;
     matmul(isa, &rows, x, &op.head, &Output::set(logits, vocab));
     for t in 0..rows.count {
         let row = &logits[t * vocab..][..vocab];

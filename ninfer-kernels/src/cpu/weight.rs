@@ -10,6 +10,8 @@ use ninfer_core::format::{FP8_BLOCK, Fp8Scales, GROUP_PAD, GroupFormat, NVFP4_GR
 use ninfer_core::{DType, Error, PackedData, PackedRef, Result, WeightFormat};
 use ninfer_quant::codes;
 
+use super::simd::{Isa, Lanes, Plain, dispatch};
+
 /// Columns that a decoder yields at a time; every format's group is a multiple of it.
 pub(super) const LANES: usize = 16;
 
@@ -88,10 +90,10 @@ impl CpuWeight {
     }
 
     /// Writes one row as f32.
-    pub(super) fn decode_row(&self, row: usize, out: &mut [f32]) {
+    pub(super) fn decode_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
         for (part, rows) in self.pieces(row..row + 1) {
             for r in rows {
-                part.decode_row(r, out);
+                part.decode_row(isa, r, out);
             }
         }
     }
@@ -181,13 +183,24 @@ impl Packed {
     }
 }
 
-/// Yields the f32 values of a row, sixteen columns at a time.
+/// Yields the f32 values of rows, sixteen columns at a time.
 ///
-/// Values are exactly those of the format's definition (code times scale, rounded once). Columns behind the last one are
-/// zeros where a full group is stored and are never asked for otherwise.
+/// Values are exactly those of the format's definition (code times scale, rounded once).
 pub(super) trait Decoder: Copy + Sync {
-    /// Columns `16·chunk .. 16·chunk + 16` of a row.
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES];
+    /// One row.
+    type Row: DecodeRow;
+
+    /// The row of this number.
+    fn row(self, row: usize) -> Self::Row;
+}
+
+/// One row of a packed matrix.
+pub(super) trait DecodeRow {
+    /// Columns `16·chunk .. 16·chunk + 16`, all of them stored.
+    fn chunk<L: Lanes>(&self, chunk: usize) -> L;
+
+    /// The columns behind the last whole chunk, which has this number; lanes behind the last column are unspecified.
+    fn rest(&self, chunk: usize) -> [f32; LANES];
 }
 
 /// Calls `$body` with a decoder for the part's format.
@@ -240,68 +253,93 @@ pub(super) use with_decoder;
 
 impl Part {
     /// Writes one row as f32; `out` has the matrix's number of columns.
-    pub(super) fn decode_row(&self, row: usize, out: &mut [f32]) {
-        with_decoder!(self, d => {
-            for (chunk, out) in out[..self.cols].chunks_mut(LANES).enumerate() {
-                let values = d.chunk(row, chunk);
-                out.copy_from_slice(&values[..out.len()]);
-            }
-        });
+    pub(super) fn decode_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        with_decoder!(self, d => decode_row(isa, d, row, &mut out[..self.cols]));
     }
 }
 
-/// A whole chunk of a slice, or what is left of it followed by zeros.
+dispatch! {
+    fn decode_row<D: Decoder>(decoder: D, row: usize, out: &mut [f32]) = decode_row_body
+}
+
 #[inline(always)]
-fn load<T: Copy + Default>(values: &[T], at: usize, row_end: usize) -> [T; LANES] {
-    if at + LANES <= row_end {
-        if let Some(full) = values[at..].first_chunk::<LANES>() {
-            return *full;
+fn decode_row_body<L: Lanes, D: Decoder>(decoder: D, row: usize, out: &mut [f32]) {
+    let row = decoder.row(row);
+    let (chunks, rest) = out.as_chunks_mut::<LANES>();
+    let full = chunks.len();
+    for (i, chunk) in chunks.iter_mut().enumerate() {
+        *chunk = row.chunk::<L>(i).store();
+    }
+    if !rest.is_empty() {
+        rest.copy_from_slice(&row.rest(full)[..rest.len()]);
+    }
+}
+
+/// The elements of a row as whole chunks and what is left.
+#[derive(Clone, Copy)]
+pub(super) struct Chunks<'a, T> {
+    chunks: &'a [[T; LANES]],
+    rest: &'a [T],
+}
+
+impl<'a, T: Copy + Default> Chunks<'a, T> {
+    #[inline(always)]
+    fn of(values: &'a [T], cols: usize, row: usize) -> Self {
+        let (chunks, rest) = values[row * cols..][..cols].as_chunks();
+        Self { chunks, rest }
+    }
+
+    /// What is left, followed by zeros.
+    fn padded(&self) -> [T; LANES] {
+        let mut out = [T::default(); LANES];
+        out[..self.rest.len()].copy_from_slice(self.rest);
+        out
+    }
+}
+
+/// A format whose elements need no scale.
+macro_rules! plain_decoder {
+    ($decoder:ident, $element:ty, $lanes:expr) => {
+        #[derive(Clone, Copy)]
+        pub(super) struct $decoder<'a> {
+            pub(super) values: &'a [$element],
+            pub(super) cols: usize,
         }
-    }
-    let mut out = [T::default(); LANES];
-    let rest = &values[at..row_end.min(at + LANES)];
-    out[..rest.len()].copy_from_slice(rest);
-    out
+
+        impl<'a> Decoder for $decoder<'a> {
+            type Row = Plainly<'a, $element>;
+
+            #[inline(always)]
+            fn row(self, row: usize) -> Self::Row {
+                Plainly(Chunks::of(self.values, self.cols, row))
+            }
+        }
+
+        impl DecodeRow for Plainly<'_, $element> {
+            #[inline(always)]
+            fn chunk<L: Lanes>(&self, chunk: usize) -> L {
+                $lanes(&self.0.chunks[chunk])
+            }
+
+            fn rest(&self, _chunk: usize) -> [f32; LANES] {
+                let lanes: Plain = $lanes(&self.0.padded());
+                lanes.store()
+            }
+        }
+    };
 }
 
+/// A row of elements without scales.
 #[derive(Clone, Copy)]
-pub(super) struct Floats<'a> {
-    pub(super) values: &'a [f32],
-    pub(super) cols: usize,
-}
+pub(super) struct Plainly<'a, T>(Chunks<'a, T>);
 
-impl Decoder for Floats<'_> {
-    #[inline(always)]
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES] {
-        load(self.values, row * self.cols + chunk * LANES, (row + 1) * self.cols)
-    }
-}
+plain_decoder!(Floats, f32, Lanes::load);
+plain_decoder!(Halves, f16, halves);
+plain_decoder!(Brains, u16, Lanes::bf16);
 
-#[derive(Clone, Copy)]
-pub(super) struct Halves<'a> {
-    pub(super) values: &'a [f16],
-    pub(super) cols: usize,
-}
-
-impl Decoder for Halves<'_> {
-    #[inline(always)]
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES] {
-        load(self.values, row * self.cols + chunk * LANES, (row + 1) * self.cols).map(f16::to_f32)
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Brains<'a> {
-    pub(super) values: &'a [u16],
-    pub(super) cols: usize,
-}
-
-impl Decoder for Brains<'_> {
-    #[inline(always)]
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES] {
-        let bits = load(self.values, row * self.cols + chunk * LANES, (row + 1) * self.cols);
-        bits.map(|b| f32::from_bits(u32::from(b) << 16))
-    }
+#[inline(always)]
+fn halves<L: Lanes>(values: &[f16; LANES]) -> L {
+    L::load(&values.map(f16::to_f32))
 }
 
 #[derive(Clone, Copy)]
@@ -311,29 +349,46 @@ pub(super) struct Fp8<'a> {
     pub(super) cols: usize,
 }
 
-/// E4M3 by bit arithmetic: normal codes move into the f32 fields, subnormal ones are `(1 + m/8)·2⁻⁶ − 2⁻⁶`, both exact.
-/// NaN codes do not occur in a prepared weight: [`Packed::new`] refuses them.
-#[inline(always)]
-fn e4m3(code: u8) -> f32 {
-    let magnitude = u32::from(code & 0x7f) << 20;
-    let subnormal = magnitude < 1 << 23;
-    let normal = f32::from_bits(magnitude + (120 << 23));
-    let small = f32::from_bits(magnitude + (121 << 23)) - 0.015_625;
-    let value = if subnormal { small } else { normal };
-    f32::from_bits(value.to_bits() | (u32::from(code & 0x80) << 24))
+/// A row of E4M3 codes; chunk `i` has scale `scales[i / 8]`, or the only one.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8Row<'a> {
+    codes: Chunks<'a, u8>,
+    scales: &'a [f32],
 }
 
-impl Decoder for Fp8<'_> {
+impl Fp8Row<'_> {
     #[inline(always)]
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES] {
-        let at = chunk * LANES;
-        let codes = load(self.codes, row * self.cols + at, (row + 1) * self.cols);
-        let scale = match self.scales {
-            Scales::Tensor(s) => *s,
-            Scales::Row(s) => s[row],
-            Scales::Block(s) => s[row / FP8_BLOCK * self.cols.div_ceil(FP8_BLOCK) + at / FP8_BLOCK],
+    fn scale(&self, chunk: usize) -> f32 {
+        match self.scales {
+            [scale] => *scale,
+            scales => scales[chunk / (FP8_BLOCK / LANES)],
+        }
+    }
+}
+
+impl<'a> Decoder for Fp8<'a> {
+    type Row = Fp8Row<'a>;
+
+    #[inline(always)]
+    fn row(self, row: usize) -> Fp8Row<'a> {
+        let blocks = self.cols.div_ceil(FP8_BLOCK);
+        let scales = match self.scales {
+            Scales::Tensor(s) => std::slice::from_ref(s),
+            Scales::Row(s) => &s[row..=row],
+            Scales::Block(s) => &s[row / FP8_BLOCK * blocks..][..blocks],
         };
-        codes.map(|c| e4m3(c) * scale)
+        Fp8Row { codes: Chunks::of(self.codes, self.cols, row), scales }
+    }
+}
+
+impl DecodeRow for Fp8Row<'_> {
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, chunk: usize) -> L {
+        L::e4m3(&self.codes.chunks[chunk]).scale(self.scale(chunk))
+    }
+
+    fn rest(&self, chunk: usize) -> [f32; LANES] {
+        Plain::e4m3(&self.codes.padded()).scale(self.scale(chunk)).store()
     }
 }
 
@@ -345,35 +400,43 @@ pub(super) struct Nvfp4<'a> {
     pub(super) cols: usize,
 }
 
-/// Both signed 4-bit values of a byte, low nibble first.
-static I4_PAIRS: [[f32; 2]; 256] = {
-    let mut table = [[0.0; 2]; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        table[byte] = [((byte as i32 & 15) ^ 8) as f32 - 8.0, ((byte as i32 >> 4) ^ 8) as f32 - 8.0];
-        byte += 1;
-    }
-    table
-};
-
-#[inline(always)]
-fn pairs(table: &[[f32; 2]; 256], bytes: &[u8; 8], scale: f32) -> [f32; LANES] {
-    let mut out = [0.0; LANES];
-    for (i, &b) in bytes.iter().enumerate() {
-        let [low, high] = table[usize::from(b)];
-        out[2 * i] = low * scale;
-        out[2 * i + 1] = high * scale;
-    }
-    out
+/// A row of E2M1 codes; a chunk is a group.
+#[derive(Clone, Copy)]
+pub(super) struct Nvfp4Row<'a> {
+    codes: &'a [[u8; 8]],
+    scales: &'a [u8],
+    table: &'a [f32; 256],
 }
 
-impl Decoder for Nvfp4<'_> {
+/// Twice the E2M1 values, which are whole numbers.
+const E2M1_TWICE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// Signed 4-bit values.
+const I4: [i8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1];
+
+impl<'a> Decoder for Nvfp4<'a> {
+    type Row = Nvfp4Row<'a>;
+
     #[inline(always)]
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES] {
-        let group = row * (self.cols / NVFP4_GROUP) + chunk;
-        let scale = self.table[usize::from(self.scales[group])];
-        let bytes = self.codes[group * 8..].first_chunk::<8>();
-        bytes.map_or([0.0; LANES], |b| pairs(&codes::E2M1_PAIRS, b, scale))
+    fn row(self, row: usize) -> Nvfp4Row<'a> {
+        let groups = self.cols / NVFP4_GROUP;
+        Nvfp4Row {
+            codes: self.codes[row * groups * 8..][..groups * 8].as_chunks().0,
+            scales: &self.scales[row * groups..][..groups],
+            table: self.table,
+        }
+    }
+}
+
+impl DecodeRow for Nvfp4Row<'_> {
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, chunk: usize) -> L {
+        // Halving is exact, so the value is rounded once, in the product with the scale.
+        let scale = self.table[usize::from(self.scales[chunk])];
+        L::nibbles(&self.codes[chunk], &E2M1_TWICE).scale(0.5).scale(scale)
+    }
+
+    fn rest(&self, _chunk: usize) -> [f32; LANES] {
+        [0.0; LANES] // columns are whole groups
     }
 }
 
@@ -385,35 +448,56 @@ pub(super) struct Group<'a, const BITS: usize> {
     pub(super) scales: &'a [f32],
 }
 
-impl<const BITS: usize> Decoder for Group<'_, BITS> {
+/// A row of groupwise integers, padded to whole groups.
+#[derive(Clone, Copy)]
+pub(super) struct GroupRow<'a, const BITS: usize> {
+    base: &'a [u8],
+    high: &'a [u8],
+    scales: &'a [f32],
+}
+
+impl<'a, const BITS: usize> Decoder for Group<'a, BITS> {
+    type Row = GroupRow<'a, BITS>;
+
     #[inline(always)]
-    fn chunk(self, row: usize, chunk: usize) -> [f32; LANES] {
-        let per_group = if BITS == 8 { 2 } else { 4 };
-        let (group, part) = (row * self.groups + chunk / per_group, chunk % per_group);
-        let scale = self.scales[group];
+    fn row(self, row: usize) -> GroupRow<'a, BITS> {
+        let (groups, high) = (self.groups, if BITS == 8 { 0 } else { 8 * (BITS - 4) });
+        GroupRow {
+            base: &self.base[row * groups * 32..][..groups * 32],
+            high: &self.high[row * groups * high..][..groups * high],
+            scales: &self.scales[row * groups..][..groups],
+        }
+    }
+}
+
+impl<const BITS: usize> DecodeRow for GroupRow<'_, BITS> {
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, chunk: usize) -> L {
         if BITS == 8 {
-            let bytes = load(self.base, group * 32 + part * LANES, self.base.len());
-            return bytes.map(|b| f32::from(b.cast_signed()) * scale);
+            let bytes = &self.base.as_chunks::<LANES>().0[chunk];
+            return L::i8(&bytes.map(u8::cast_signed)).scale(self.scales[chunk / 2]);
         }
-        let Some(bytes) = self.base[group * 32 + part * 8..].first_chunk::<8>() else {
-            return [0.0; LANES];
-        };
+        let scale = self.scales[chunk / 4];
+        let bytes = &self.base.as_chunks::<8>().0[chunk];
         if BITS == 4 {
-            return pairs(&I4_PAIRS, bytes, scale);
+            return L::nibbles(bytes, &I4).scale(scale);
         }
-        // Q5: 2 bytes, one bit a lane; Q6: 4 bytes, two bits a lane.
+        // Q5: 2 bytes a chunk, one bit a lane; Q6: 4 bytes, two bits a lane. Lane 0 is the lowest bit.
         let (width, mask) = (BITS - 4, (1u32 << (BITS - 4)) - 1);
-        let mut word = 0u32;
-        for i in 0..2 * width {
-            word |= u32::from(self.high[group * 8 * width + part * 2 * width + i]) << (8 * i);
-        }
-        let sign = 1i32 << (BITS - 1);
-        let mut out = [0.0; LANES];
-        for (lane, out) in out.iter_mut().enumerate() {
-            let low = u32::from(bytes[lane / 2] >> (4 * (lane % 2))) & 15;
-            let code = (low | ((word >> (width * lane)) & mask) << 4).cast_signed();
-            *out = ((code ^ sign) - sign) as f32 * scale;
-        }
-        out
+        let word = match width {
+            1 => u32::from(u16::from_le_bytes(self.high.as_chunks::<2>().0[chunk])),
+            _ => u32::from_le_bytes(self.high.as_chunks::<4>().0[chunk]),
+        };
+        let sign = 1u8 << (BITS - 1);
+        L::i8(&std::array::from_fn(|lane| {
+            let low = bytes[lane / 2] >> (4 * (lane % 2)) & 15;
+            let code = low | (((word >> (width * lane)) & mask) as u8) << 4;
+            (code ^ sign).wrapping_sub(sign).cast_signed()
+        }))
+        .scale(scale)
+    }
+
+    fn rest(&self, chunk: usize) -> [f32; LANES] {
+        self.chunk::<Plain>(chunk).store() // padded to whole groups
     }
 }

@@ -92,7 +92,8 @@ fn append<E: Kv>(heads: &Heads, starts: [u32; 2], shift: u32) {
     let (gains, inverse) = (rng.values(2 * d, 0.3), frequencies(half));
 
     let mut lab = Lab::cpu().with_gaps(3, 1);
-    let views = [lab.input(rows, query * 2 * d, &query_gate), lab.input(rows, kv * d, &key), lab.input(rows, kv * d, &value)];
+    let views =
+        [lab.input(rows, query * 2 * d, &query_gate), lab.input(rows, kv * d, &key), lab.input(rows, kv * d, &value)];
     let (gain_view, frequency_view) = (lab.input(2, d, &gains), lab.input(1, half, &inverse));
     let queries = lab.output::<f32>(rows, query * d);
     let cache = Cache {
@@ -227,8 +228,7 @@ fn attend<E: Kv>(heads: &Heads, segments: &[Segment], rows: usize, first_key: u3
     };
     let output = lab.output::<f32>(rows, query * d);
     let batch = lab.batch(profile, rows, segments);
-    let op =
-        Attend { batch, query: q.v(), query_gate: g.v(), kv: cache.layer(), first_key, output: output.v() };
+    let op = Attend { batch, query: q.v(), query_gate: g.v(), kv: cache.layer(), first_key, output: output.v() };
     lab.run(|r| r.attend(op));
 
     let got = lab.read::<f32>(&output);
@@ -238,7 +238,8 @@ fn attend<E: Kv>(heads: &Heads, segments: &[Segment], rows: usize, first_key: u3
         for i in 0..s.len {
             let (t, position) = ((s.row + i) as usize, (s.start + i) as usize);
             for h in 0..query {
-                let visible = (first_key as usize..position + 1).map(|p| cache.row(s.slot as usize, h / (query / kv), p));
+                let visible =
+                    (first_key as usize..position + 1).map(|p| cache.row(s.slot as usize, h / (query / kv), p));
                 let rows: Vec<usize> = visible.collect();
                 let k: Vec<&[f64]> = rows.iter().map(|r| &keys[r * d..][..d]).collect();
                 let v: Vec<&[f64]> = rows.iter().map(|r| &values[r * d..][..d]).collect();

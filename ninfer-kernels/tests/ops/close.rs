@@ -27,6 +27,11 @@ pub fn close_by(what: &str, got: &[f32], expected: &[f64], tolerance: impl Fn(us
 pub fn same_bits(what: &str, got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{what}: length");
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
-        assert!(g.to_bits() == e.to_bits(), "{what}[{i}]: {g} ({:08x}) instead of {e} ({:08x})", g.to_bits(), e.to_bits());
+        assert!(
+            g.to_bits() == e.to_bits(),
+            "{what}[{i}]: {g} ({:08x}) instead of {e} ({:08x})",
+            g.to_bits(),
+            e.to_bits()
+        );
     }
 }

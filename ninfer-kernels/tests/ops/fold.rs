@@ -12,13 +12,19 @@ const WIDTH: usize = 6;
 
 /// Decodes `rows` of `inputs` one at a time from position `start` on, each step folding the one before it; then folds the
 /// last one. Gives the results and the state.
-fn sequential(lab: &mut Lab, net: &Net, slot: u32, start: u32, inputs: &Inputs, rows: usize) -> (Vec<f32>, (Vec<f32>, Vec<f32>)) {
+fn sequential(
+    lab: &mut Lab,
+    net: &Net,
+    slot: u32,
+    start: u32,
+    inputs: &Inputs,
+    rows: usize,
+) -> (Vec<f32>, (Vec<f32>, Vec<f32>)) {
     let d = net.layer.dims;
     let mut results = Vec::new();
     for t in 0..rows {
         let token = inputs.placed(&d, 1, &[(t, 0)]);
-        let segment =
-            Segment { fold: u32::from(t > 0), bank: t as u32 % 2, ..at(slot, start + t as u32, 0, 1) };
+        let segment = Segment { fold: u32::from(t > 0), bank: t as u32 % 2, ..at(slot, start + t as u32, 0, 1) };
         results.extend(net.step(lab, 1, &[segment], &token));
     }
     let last = Segment { fold: u32::from(rows > 0), bank: rows as u32 % 2, ..at(slot, start + rows as u32, 0, 0) };
@@ -139,7 +145,11 @@ fn a_dropped_round_leaves_no_trace() {
     for bank in [0, 1, 1, 0] {
         net.step(&mut lab, 6, &[Segment { bank, ..at(0, 7, 0, 6) }], &dropped);
         assert_eq!(net.slot(&mut lab, 0), before);
-        same_bits("after a dropped round", &net.step(&mut lab, 4, &[Segment { bank, ..at(0, 7, 0, 4) }], &real), &clean);
+        same_bits(
+            "after a dropped round",
+            &net.step(&mut lab, 4, &[Segment { bank, ..at(0, 7, 0, 4) }], &real),
+            &clean,
+        );
     }
 }
 

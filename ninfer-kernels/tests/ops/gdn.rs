@@ -131,12 +131,7 @@ impl<B: InferenceBackend> Net<B> {
     }
 
     pub fn record(&self) -> GdnRecord<B> {
-        GdnRecord {
-            width: self.width,
-            columns: self.columns.v(),
-            key_value: self.key_value.v(),
-            gates: self.gates.v(),
-        }
+        GdnRecord { width: self.width, columns: self.columns.v(), key_value: self.key_value.v(), gates: self.gates.v() }
     }
 
     /// An operation over `rows` rows, and the matrix of its results.
@@ -269,7 +264,12 @@ fn prompts_may_be_split_anywhere() {
             for range in [0..split, split..rows] {
                 let places: Vec<_> = range.clone().zip(0..).collect();
                 let chunk = inputs.placed(&d, range.len(), &places);
-                parts.extend(net.prefill(&mut lab, range.len(), &[at(0, range.start as u32, 0, range.len() as u32)], &chunk));
+                parts.extend(net.prefill(
+                    &mut lab,
+                    range.len(),
+                    &[at(0, range.start as u32, 0, range.len() as u32)],
+                    &chunk,
+                ));
             }
             same_bits(&format!("split at {split} of {rows}"), &parts, &whole);
             assert_eq!(net.slot(&mut lab, 0), end, "split at {split} of {rows}");
@@ -327,7 +327,8 @@ fn records_hold_what_a_fold_needs() {
     let mut lab = Lab::cpu();
     let net = Net::new(&mut lab, layer, 2, 6);
     net.step(&mut lab, 4, &[Segment { bank: 1, ..at(1, 0, 0, 4) }], &inputs);
-    let (columns, kv, gates) = (lab.read::<f32>(&net.columns), lab.read::<f32>(&net.key_value), lab.read::<f32>(&net.gates));
+    let (columns, kv, gates) =
+        (lab.read::<f32>(&net.columns), lab.read::<f32>(&net.key_value), lab.read::<f32>(&net.gates));
     let first = (2 + 1) * 6;
     let mut window = State::zero(&d).window;
     for t in 0..4 {

@@ -63,8 +63,7 @@ fn gates(a_log: &[f32], dt_bias: f32, a: f32) -> Vec<f32> {
     let heads = a_log.len();
     let d = dims(1, heads, 4, 4, 4);
     let mut rng = Rng::new(3);
-    let layer =
-        Layer { a_log: a_log.to_vec(), dt_bias: vec![dt_bias; heads], ..Layer::random(d, &mut rng) };
+    let layer = Layer { a_log: a_log.to_vec(), dt_bias: vec![dt_bias; heads], ..Layer::random(d, &mut rng) };
     let mut inputs = Inputs::random(&d, 1, &mut rng);
     inputs.a = vec![a; heads];
     let mut lab = Lab::cpu();

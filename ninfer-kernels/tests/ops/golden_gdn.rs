@@ -22,9 +22,8 @@ fn convolution() {
         // Channel c of the operation is channel (c + by) mod 24 of the fixture.
         (0..x.len()).map(|i| x[((i / width) + by) % 24 * width + i % width]).collect()
     };
-    let turn_rows = |x: &[f32], by: usize| -> Vec<f32> {
-        (0..x.len()).map(|i| x[i / 24 * 24 + (i % 24 + by) % 24]).collect()
-    };
+    let turn_rows =
+        |x: &[f32], by: usize| -> Vec<f32> { (0..x.len()).map(|i| x[i / 24 * 24 + (i % 24 + by) % 24]).collect() };
     for (rows, continued) in [1usize, 2, 3, 4, 37].into_iter().flat_map(|t| [(t, false), (t, true)]) {
         for by in [0, 4] {
             let suffix = if continued { "continued" } else { "fresh" };
@@ -69,7 +68,8 @@ fn gates() {
     let net = Net::new(&mut lab, layer, 1, 40);
     net.step(&mut lab, 40, &[at(0, 0, 0, 40)], &inputs);
     let recorded = lab.read::<f32>(&net.gates);
-    let pick = |first: usize| -> Vec<f32> { recorded[..480].chunks(12).flat_map(|r| r[first..first + 6].to_vec()).collect() };
+    let pick =
+        |first: usize| -> Vec<f32> { recorded[..480].chunks(12).flat_map(|r| r[first..first + 6].to_vec()).collect() };
     for (name, got) in [("g", pick(0)), ("beta", pick(6))] {
         for expected in [wide(&f.f32(name)), wide(&f.f32(&format!("{name}_f64")))] {
             // Relative 1e-6, and where softplus is an exponential (a = −40) what the rounding of a + dt_bias to f32, half a

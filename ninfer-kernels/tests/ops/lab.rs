@@ -158,7 +158,9 @@ impl<B: InferenceBackend> Lab<B> {
         assert_eq!(values.len(), rows * cols);
         for r in 0..rows {
             let row = mat.view.row_range(r..r + 1).unwrap();
-            self.backend.upload(&mut self.queue, &row, bytemuck::cast_slice(&values[r * cols..(r + 1) * cols])).unwrap();
+            self.backend
+                .upload(&mut self.queue, &row, bytemuck::cast_slice(&values[r * cols..(r + 1) * cols]))
+                .unwrap();
         }
         let image = &mut self.known[mat.id].image;
         for r in 0..rows {

@@ -11,8 +11,7 @@ use super::rng::Rng;
 use super::stored::{FORMATS, Stored};
 
 /// Rows of a step that end in every kind of block.
-pub const ROWS: [usize; 23] =
-    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65];
+pub const ROWS: [usize; 23] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65];
 
 /// Epsilon of the norms in these tests.
 const NORM_EPS: f32 = 1e-6;
@@ -176,7 +175,8 @@ fn project_add_leaves_rows_of_no_segment_of_a_prompt_alone() {
     let (x, old) = (rng.values(6 * 16, 1.0), rng.values(6 * 4, 1.0));
     let weight = lab.weight(&[stored.packed()]);
     let (input, residual) = (lab.input(6, 16, &x), lab.inout(6, 4, &old));
-    let segments = [Segment { row: 1, len: 2, ..Segment::default() }, Segment { row: 5, slot: 1, ..Segment::default() }];
+    let segments =
+        [Segment { row: 1, len: 2, ..Segment::default() }, Segment { row: 5, slot: 1, ..Segment::default() }];
     let batch = lab.batch(Profile::Prefill, 6, &segments);
     lab.run(|r| r.project_add(ProjectAdd { batch, input: input.v(), weight, residual: residual.v() }));
     let got = lab.read::<f32>(&residual);
@@ -216,7 +216,8 @@ fn swiglu_takes_the_gate_from_the_first_half() {
             close_by("swiglu", &results[0], &oracle::swiglu(&both, width), |i| {
                 let (row, col) = (i / width * 2 * width, i % width);
                 let (g, u) = (row + col, row + width + col);
-                error * (1.1 * scale[g] * both[u].abs() + both[g].abs() * scale[u]) + 8.0 * EPS * (both[g] * both[u]).abs()
+                error * (1.1 * scale[g] * both[u].abs() + both[g].abs() * scale[u])
+                    + 8.0 * EPS * (both[g] * both[u]).abs()
             });
         }
     }

@@ -60,7 +60,8 @@ fn softmax_comes_before_top_k() {
 
 #[test]
 fn equal_experts_take_the_lower_id() {
-    let (ids, weights) = route_logits(&[&[1.0, 2.0, 2.0, 1.0, 2.0], &[0.0; 5], &[-7.0, -7.0, -7.0, -7.0, 5.0]], 3, true);
+    let (ids, weights) =
+        route_logits(&[&[1.0, 2.0, 2.0, 1.0, 2.0], &[0.0; 5], &[-7.0, -7.0, -7.0, -7.0, 5.0]], 3, true);
     assert_eq!(ids, [1, 2, 4, 0, 1, 2, 4, 0, 1]);
     close("equal weights", &weights[..6], &[1.0 / 3.0; 6], 1e-7);
     assert_eq!(route_logits(&[&[4.0, -0.0, 0.0]], 3, true).0, [0, 1, 2]);
@@ -70,13 +71,8 @@ fn equal_experts_take_the_lower_id() {
 #[test]
 fn undefined_logits_give_undefined_weights() {
     const INF: f32 = f32::INFINITY;
-    let rows: [&[f32]; 5] = [
-        &[f32::NAN, 1.0, 2.0, 3.0],
-        &[1.0, f32::NAN, 2.0, 3.0],
-        &[f32::NAN; 4],
-        &[1.0, INF, 2.0, INF],
-        &[-INF; 4],
-    ];
+    let rows: [&[f32]; 5] =
+        [&[f32::NAN, 1.0, 2.0, 3.0], &[1.0, f32::NAN, 2.0, 3.0], &[f32::NAN; 4], &[1.0, INF, 2.0, INF], &[-INF; 4]];
     for row in rows {
         let (ids, weights) = route_logits(&[row], 3, true);
         assert_eq!(ids, [0, 1, 2], "{row:?}");

@@ -233,8 +233,7 @@ fn counts_of_a_sequence_without_a_prompt() {
 #[test]
 fn acceptance_and_the_passes_behind_it() {
     // Rows: an empty segment, a lane of four columns, a lane of one, a lane of three whose first draft is wrong.
-    let segments =
-        [at(5, 40, 77, 0), Segment { fold: 2, bank: 1, ..at(2, 10, 0, 4) }, at(0, 3, 5, 1), at(1, 8, 6, 3)];
+    let segments = [at(5, 40, 77, 0), Segment { fold: 2, bank: 1, ..at(2, 10, 0, 4) }, at(0, 3, 5, 1), at(1, 8, 6, 3)];
     let ids = [100u32, 11, 12, 13, NONE, 200, 300, 31, 32];
     let chosen = [11u32, 12, 99, 55, NONE, 21, 30, 32, 33];
     let chain_rows = 2;
@@ -254,13 +253,8 @@ fn acceptance_and_the_passes_behind_it() {
     lab.run(|r| r.accept(op));
     assert_eq!(
         lab.read::<u32>(&result),
-        [
-            [0, NONE, NONE, NONE, NONE],
-            [2, 11, 12, 99, NONE],
-            [0, 21, NONE, NONE, NONE],
-            [0, 30, NONE, NONE, NONE],
-        ]
-        .concat()
+        [[0, NONE, NONE, NONE, NONE], [2, 11, 12, 99, NONE], [0, 21, NONE, NONE, NONE], [0, 30, NONE, NONE, NONE],]
+            .concat()
     );
     // An empty segment has no last row.
     assert_eq!(lab.read::<i32>(&last), [-1, 2, 5, 6]);

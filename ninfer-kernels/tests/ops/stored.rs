@@ -73,8 +73,9 @@ impl Stored {
             }
             WeightFormat::Nvfp4 => {
                 m.bytes = (0..n / 2).map(|_| rng.byte()).collect();
-                m.small_scales = (0..n / NVFP4_GROUP).map(|_| rng.byte() % 0x7f).collect();
-                let g = deviation * rng.range(0.01, 0.02);
+                // Up to 7.5 times the second scale, subnormal codes included.
+                m.small_scales = (0..n / NVFP4_GROUP).map(|_| rng.byte() % 0x50).collect();
+                let g = deviation * rng.range(0.05, 0.1);
                 m.global = if divide { GlobalScale::Divide(1.0 / g) } else { GlobalScale::Multiply(g) };
             }
             WeightFormat::Group(g) => {
@@ -88,6 +89,21 @@ impl Stored {
             _ => unreachable!("a format without a test"),
         }
         m
+    }
+
+    /// Every legal E4M3 code, one a row; and every legal NVFP4 scale, one a row, with every E2M1 code.
+    pub fn every_code() -> [Self; 3] {
+        let rng = &mut Rng::new(1);
+        let mut fp8 = Self::random(WeightFormat::Fp8Row, false, 254, 3, 1.0, rng);
+        fp8.bytes = (0..=0xfe).filter(|c| *c != 0x7f).flat_map(|c| [c; 3]).collect();
+        let nvfp4 = [false, true].map(|divide| {
+            let mut m = Self::random(WeightFormat::Nvfp4, divide, 127, 16, 1.0, rng);
+            m.small_scales = (0..127).collect();
+            m.bytes = (0..127 * 8).map(|i| (i % 8 * 2) as u8 | ((i % 8 * 2 + 1) as u8) << 4).collect();
+            m
+        });
+        let [multiply, divide] = nvfp4;
+        [fp8, multiply, divide]
     }
 
     /// A matrix of f32 values.

@@ -4,8 +4,8 @@ use half::bf16;
 use ninfer_core::backend::InferenceBackend;
 use ninfer_core::format::GroupFormat;
 use ninfer_core::ops::{
-    Attend, Choose, CopyRows, Count, Embed, Experts, GdnFold, GdnMix, GdnParams, GdnRecord, GdnState, Head, HeadArgmax,
-    KvLayer, MtpStem, Norm, OutputGate, Project, ProjectAdd, RmsNorm, RopeAppend, RopeTable, Route, Swiglu,
+    Attend, Choose, Count, Embed, Experts, GdnMix, GdnParams, GdnRecord, GdnState, Head, HeadArgmax, KvLayer, MtpStem,
+    Norm, OutputGate, Project, ProjectAdd, RmsNorm, RopeAppend, RopeTable, Route, Swiglu,
 };
 use ninfer_core::sampling::{PARAM_WORDS, SamplingParams};
 use ninfer_core::segment::{Batch, PAGE_TOKENS, Profile, Segment};
@@ -268,13 +268,7 @@ impl<B: InferenceBackend> Tiny<B> {
             shared_down: w(15),
             residual: x(R::Residual)?,
         })?;
-        let op = Swiglu {
-            batch: b(),
-            input: x(R::Residual)?,
-            norm: Some(norm(3)),
-            gate_up: w(16),
-            output: x(R::Mid)?,
-        };
+        let op = Swiglu { batch: b(), input: x(R::Residual)?, norm: Some(norm(3)), gate_up: w(16), output: x(R::Mid)? };
         r.swiglu(op)?;
         r.project_add(ProjectAdd { batch: b(), input: x(R::Mid)?, weight: w(17), residual: x(R::Residual)? })?;
 
@@ -306,20 +300,8 @@ impl<B: InferenceBackend> Tiny<B> {
         })
     }
 
-    /// Folds what the last round committed.
-    pub fn fold(&self, r: &mut Recorder<'_, B>, batch: Batch<B>) -> Result<()> {
-        let (params, state) = (self.gdn.clone(), self.state.clone());
-        r.gdn_fold(GdnFold { batch, params, state, record: self.record.clone() })
-    }
-
-    /// A copy of the first `n` rows of the residual stream in reverse order into the normed ones.
-    pub fn reverse(&self, r: &mut Recorder<'_, B>, src_index: View<B>, dst_index: View<B>) -> Result<()> {
-        let (src, dst) = (self.results[R::Residual as usize].v(), self.results[R::Normed as usize].v());
-        r.copy_rows(CopyRows { src, src_index, dst, dst_index })
-    }
-
-    /// Runs segments of tokens; gives the bits of all results for each token, in order of segments.
-    pub fn run(&self, lab: &mut Lab<B>, profile: Profile, rows: usize, calls: &[(Segment, &[u32])]) -> Vec<Vec<u32>> {
+    /// Uploads the inputs of segments; all other rows get an id outside the vocabulary.
+    pub fn feed(&self, lab: &mut Lab<B>, calls: &[(Segment, &[u32])]) {
         let mut ids = vec![u32::MAX - 1; self.ids.view.rows()];
         let mut index = vec![-1i32; ids.len()];
         for (segment, tokens) in calls {
@@ -330,9 +312,19 @@ impl<B: InferenceBackend> Tiny<B> {
         }
         lab.fill(&self.ids, &ids);
         lab.fill(&self.index, &index);
+    }
+
+    /// Runs segments of tokens; gives the bits of all results for each token, in order of segments.
+    pub fn run(&self, lab: &mut Lab<B>, profile: Profile, rows: usize, calls: &[(Segment, &[u32])]) -> Vec<Vec<u32>> {
+        self.feed(lab, calls);
         let segments: Vec<Segment> = calls.iter().map(|c| c.0).collect();
         let batch = lab.batch(profile, rows, &segments);
         lab.run(|r| self.forward(r, &batch));
+        self.collect(lab, &segments)
+    }
+
+    /// The bits of all results for each token, in order of segments.
+    pub fn collect(&self, lab: &mut Lab<B>, segments: &[Segment]) -> Vec<Vec<u32>> {
         let results: Vec<Vec<f32>> = self.results.iter().map(|m| lab.read(m)).collect();
         let ids: Vec<Vec<u32>> = self.chosen[..2].iter().map(|m| lab.read(m)).collect();
         let experts = lab.read::<i32>(&self.chosen[2]);

@@ -57,8 +57,7 @@ pub fn rule(s: &mut [f64], q: &[f64], k: &[f64], v: &[f64], g: f64, beta: f64) -
     let (dk, dv) = (k.len(), v.len());
     let (q, k) = (l2_norm(q), l2_norm(k));
     s.iter_mut().for_each(|s| *s *= g.exp());
-    let u: Vec<f64> =
-        (0..dv).map(|j| beta * (v[j] - (0..dk).map(|i| s[i * dv + j] * k[i]).sum::<f64>())).collect();
+    let u: Vec<f64> = (0..dv).map(|j| beta * (v[j] - (0..dk).map(|i| s[i * dv + j] * k[i]).sum::<f64>())).collect();
     for i in 0..dk {
         for j in 0..dv {
             s[i * dv + j] += k[i] * u[j];
