@@ -164,7 +164,7 @@ fn tile<L: Lanes, D: Decoder, const R: usize, const T: usize>(
         for t in 0..T {
             sums[t] = acc[r][t].sum();
         }
-        if task.cols % LANES > 0 {
+        if !task.cols.is_multiple_of(LANES) {
             let w = w[r].rest(full);
             for t in 0..T {
                 for (w, x) in w.iter().zip(&x[t][full * LANES..]) {

@@ -189,6 +189,42 @@ fn attention_refuses_pages_and_slots_that_do_not_exist() {
     }
 }
 
+/// Keys and values of another type than the CPU keeps, or of two types.
+#[test]
+fn attention_refuses_caches_of_other_types() {
+    let retype = |v: &View<Cpu>, dtype| View::new(v.buffer().clone(), dtype, v.offset(), v.rows(), v.cols()).unwrap();
+    for (keys, values) in
+        [(DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::Bf16), (DType::I8, DType::I8)]
+    {
+        let mut lab = Lab::cpu();
+        let a = attention(&mut lab, &[0, 1, 2, 0]);
+        let kv = KvLayer { keys: retype(&a.kv.keys, keys), values: retype(&a.kv.values, values), ..a.kv.clone() };
+        let op = Attend {
+            batch: lab.one(Profile::Step, 2, 0),
+            query: a.query.v(),
+            query_gate: a.query_gate.v(),
+            kv: kv.clone(),
+            first_key: 0,
+            output: a.output.v(),
+        };
+        let error = lab.fail(|r| r.attend(op));
+        assert!(matches!(error, Error::WrongDType { .. }), "{error}");
+        let op = RopeAppend {
+            batch: lab.one(Profile::Step, 2, 0),
+            query_gate: a.query_gate.v(),
+            key: a.rows[0].v(),
+            value: a.rows[1].v(),
+            gains: a.gains.v(),
+            eps: 1e-6,
+            rope: RopeTable { frequencies: a.frequencies.v(), magnitude: 1.0, shift: 0 },
+            query: a.query.v(),
+            kv,
+        };
+        let error = lab.fail(|r| r.rope_append(op));
+        assert!(matches!(error, Error::WrongDType { .. }), "{error}");
+    }
+}
+
 #[test]
 fn indices_of_rows_and_experts_are_checked() {
     let mut lab = Lab::cpu();

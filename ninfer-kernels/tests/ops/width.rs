@@ -2,12 +2,16 @@
 //! not on the number of rows, not on neighbours or padding, not on the number of threads, not on where a prompt was cut.
 //! All comparisons are of bits, over every operation of a small model.
 
+use ninfer_core::WeightFormat;
+use ninfer_core::ops::Project;
 use ninfer_core::segment::{Profile, Segment};
 use ninfer_kernels::cpu::Cpu;
 
+use super::close::same_bits;
 use super::gdn::at;
 use super::lab::Lab;
 use super::rng::Rng;
+use super::stored::{FORMATS, Stored};
 use super::tiny::{Tiny, VOCAB};
 
 const ROWS: usize = 128;
@@ -71,14 +75,14 @@ fn neighbours_and_padding_do_not_matter() {
     let lists: Vec<Vec<u32>> = (0..SLOTS as u64).map(|s| tokens(200 + s, WIDTH)).collect();
     let (mut lab, tiny) = prompted(2);
     let alone: Vec<_> = (0..SLOTS).map(|s| decode(&mut lab, &tiny, s as u32, 10, &lists[s])).collect();
-    // Slots, numbers of columns and places of segments; total rows up to the most that a step may have.
-    let calls: [(usize, Vec<(usize, u32, usize)>); 6] = [
-        (2, vec![(0, 0, 1), (3, 1, 1)]),
-        (16, vec![(2, 3, 5), (1, 9, 7)]),
-        (17, vec![(3, 16, 1), (0, 0, 16)]),
-        (33, vec![(0, 1, 8), (1, 9, 8), (2, 17, 8), (3, 25, 8)]),
-        (65, vec![(1, 33, 16), (3, 0, 16), (0, 64, 1)]),
-        (128, vec![(0, 112, 16), (1, 96, 16), (2, 32, 16), (3, 3, 13)]),
+    // Total rows, up to the most that a step may have; then slot, first row and number of columns of each segment.
+    let calls: [(usize, &[(usize, u32, usize)]); 6] = [
+        (2, &[(0, 0, 1), (3, 1, 1)]),
+        (16, &[(2, 3, 5), (1, 9, 7)]),
+        (17, &[(3, 16, 1), (0, 0, 16)]),
+        (33, &[(0, 1, 8), (1, 9, 8), (2, 17, 8), (3, 25, 8)]),
+        (65, &[(1, 33, 16), (3, 0, 16), (0, 64, 1)]),
+        (128, &[(0, 112, 16), (1, 96, 16), (2, 32, 16), (3, 3, 13)]),
     ];
     for (rows, segments) in calls {
         let call: Vec<(Segment, &[u32])> = segments
@@ -188,6 +192,52 @@ fn rounds_with_partial_commits_equal_decoding() {
             let n = counts[s].min(12 - done[s]);
             same(&format!("round {round}, slot {s}"), &got[s * 5..s * 5 + n], &alone[s][done[s]..done[s] + n]);
             (done[s], last[s]) = (done[s] + n, n);
+        }
+    }
+}
+
+/// One projection in odd sizes: bits of every row, however many rows and threads, wherever the segment begins in the call.
+#[test]
+fn projections_of_any_size_and_format() {
+    const ROWS: usize = 150;
+    for (format, divide) in FORMATS {
+        let mut shapes = vec![(1, 16), (67, 48), (130, 272)];
+        if format != WeightFormat::Nvfp4 {
+            shapes.extend([(1, 1), (1, 7), (67, 33), (5, 131)]);
+        }
+        for (n, k) in shapes {
+            let mut rng = Rng::new((n * k) as u64);
+            let stored = Stored::random(format, divide, n, k, 0.1, &mut rng);
+            let x = rng.values(ROWS * k, 1.0);
+            // Rows `from..to` of x at positions from 64 + `from` on, `first` rows into the call.
+            let run = |threads: &Cpu, profile: Profile, range: std::ops::Range<usize>, first: usize| {
+                let mut lab = Lab::new(threads.clone());
+                let (len, total) = (range.len(), first + range.len());
+                let mut rows = vec![f32::NAN; first * k];
+                rows.extend_from_slice(&x[range.start * k..range.end * k]);
+                let weight = lab.weight(&[stored.packed()]);
+                let (input, output) = (lab.input(total, k, &rows), lab.output::<f32>(total, n));
+                let batch = lab.batch(profile, total, &[at(0, 64 + range.start as u32, first as u32, len as u32)]);
+                let parts = vec![(weight, output.v())];
+                lab.run(|r| r.project(Project { batch, input: input.v(), norm: None, parts }));
+                lab.read::<f32>(&output)[first * n..].to_vec()
+            };
+            let what = format!("{format} [{n}, {k}]");
+            let pools = [1, 2, 3].map(|threads| Cpu::with_threads(threads).unwrap());
+            let whole = run(&pools[0], Profile::Prefill, 0..ROWS, 0);
+            for (cuts, pool, first) in [(vec![64, ROWS], 1, 0), (vec![128, ROWS], 2, 5), (vec![64, 128, ROWS], 1, 63)] {
+                let mut start = 0;
+                for end in cuts {
+                    let part = run(&pools[pool], Profile::Prefill, start..end, first);
+                    same_bits(&what, &part, &whole[start * n..end * n]);
+                    start = end;
+                }
+            }
+            let step = run(&pools[2], Profile::Step, 0..97, 0);
+            for range in [0..1, 1..3, 3..6, 6..10, 10..17, 17..50, 50..97] {
+                let part = run(&pools[range.len() % 3], Profile::Step, range.clone(), range.start % 4);
+                same_bits(&what, &part, &step[range.start * n..range.end * n]);
+            }
         }
     }
 }

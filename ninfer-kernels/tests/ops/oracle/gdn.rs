@@ -107,11 +107,11 @@ impl Layer {
             let v = &y[2 * keys + h * dv..2 * keys + (h + 1) * dv];
             let o = rule(&mut state.matrix[h * dk * dv..(h + 1) * dk * dv], q, k, v, g[h], beta[h]);
             let scale = 1.0 / (dot(&o, &o) / dv as f64 + f64::from(self.eps)).sqrt();
-            for j in 0..dv {
+            for (j, o) in o.iter().enumerate() {
                 let z = f64::from(token.z[h * dv + j]);
                 let act = if self.gate == OutputGate::Sigmoid { sigmoid(z) } else { silu(z) };
                 let slope = scale * f64::from(self.gain[j]) * act;
-                out.push(Result { value: o[j] * slope, slope: slope.abs() });
+                out.push(Result { value: o * slope, slope: slope.abs() });
             }
         }
         out
