@@ -141,6 +141,9 @@ mod tests {
         costs.record(2, 2, 1.9);
         costs.record(2, 2, 1.9);
         assert!((costs.round(2).unwrap() - 1.9).abs() < 1e-12);
+        // Making became dearer; rounds without drafts tell the two apart.
+        (0..3).for_each(|_| costs.record(0, 2, 1.4));
+        assert!((costs.round(2).unwrap() - 2.1).abs() < 1e-12);
     }
 
     #[test]

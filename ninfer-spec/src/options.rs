@@ -27,7 +27,7 @@ pub enum Drafts {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// A stop token, which is the last token of the answer.
+    /// A stop token; it is the last token of the answer unless the license refused it.
     Stop,
     /// The longest allowed answer.
     Length,

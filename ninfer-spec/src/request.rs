@@ -335,6 +335,15 @@ impl Request {
         &self.offer.tokens
     }
 
+    /// Why an answer ends whose first refused token is offered token `n`.
+    #[must_use]
+    pub fn declined(&self, n: usize) -> FinishReason {
+        match self.offer.tokens.get(n) {
+            Some(token) if self.stop.contains(token) => FinishReason::Stop,
+            _ => FinishReason::License,
+        }
+    }
+
     /// Drafts of the planned round.
     #[must_use]
     pub fn drafted(&self) -> &[u32] {

@@ -40,6 +40,8 @@ pub struct Running<'g, 'm, M: CausalModel> {
     lane: Committed<M::Lane>,
     request: Request,
     capacity: usize,
+    /// What ends the answer if the last step's license does.
+    declined: FinishReason,
 }
 
 impl<M: CausalModel> fmt::Debug for Running<'_, '_, M> {
@@ -55,7 +57,7 @@ impl<'g, 'm, M: CausalModel> Running<'g, 'm, M> {
         request: Request,
         capacity: usize,
     ) -> Self {
-        Self { generator, lane, request, capacity }
+        Self { generator, lane, request, capacity, declined: FinishReason::License }
     }
 
     /// The request.
@@ -118,12 +120,14 @@ impl<'g, 'm, M: CausalModel> Running<'g, 'm, M> {
     fn advance(&mut self, n: usize, drafted: usize, seconds: f64) -> Result<Step> {
         let (offered, accepted) = (self.request.offered().len(), self.request.accepted());
         let before = self.request.answer().len();
+        self.declined = self.request.declined(n);
         self.request.advance(n, seconds)?;
         let tokens = self.request.answer().get(before..).unwrap_or_default().to_vec();
         Ok(Step { tokens, offered, drafted, accepted, finish: self.request.finish() })
     }
 
-    /// Steps until the answer ends; fewer tokens licensed than offered end it too.
+    /// Steps until the answer ends; fewer tokens licensed than offered end it too: with [`FinishReason::Stop`] if the first one
+    /// refused is a stop token, else with [`FinishReason::License`].
     ///
     /// # Errors
     /// As [`Running::step`].
@@ -134,7 +138,7 @@ impl<'g, 'm, M: CausalModel> Running<'g, 'm, M> {
                 break;
             }
             if step.tokens.len() < step.offered {
-                self.request.end(FinishReason::License);
+                self.request.end(self.declined);
                 break;
             }
         }
@@ -145,7 +149,7 @@ impl<'g, 'm, M: CausalModel> Running<'g, 'm, M> {
     /// cancelled.
     #[must_use]
     pub fn into_parts(self) -> (Answer, Sequence<M::Lane>) {
-        let Self { generator, lane, request, capacity } = self;
+        let Self { generator, lane, request, capacity, .. } = self;
         if let Some(costs) = request.costs() {
             generator.costs = Some(costs.clone());
         }

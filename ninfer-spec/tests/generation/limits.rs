@@ -41,6 +41,22 @@ fn stop_tokens_end_the_answer_also_inside_accepted_drafts() {
     assert!(inside > 10, "stop tokens fall inside rounds");
 }
 
+/// A text front end may refuse the stop token itself; the answer then ends before it, for the same reason.
+#[test]
+fn a_refused_stop_token_is_not_committed() {
+    let (plain, _) = text(&mut perfect(), Options::new().with_max_new(40));
+    let stop = plain[9];
+    let end = plain.iter().position(|&t| t == stop).unwrap();
+    for k in 0..=6 {
+        let options = Options::new().with_max_new(40).with_stop(&[stop]).with_drafts(Drafts::Fixed(k));
+        let mut model = perfect();
+        let mut generator = Generator::new(&mut model, options).unwrap();
+        let license = |tokens: &[u32]| tokens.iter().take_while(|&&t| t != stop).count();
+        let answer = generator.generate(&PROMPT, license).unwrap();
+        assert_eq!((&answer.tokens[..], answer.finish), (&plain[..end], FinishReason::Stop));
+    }
+}
+
 #[test]
 fn lengths_are_exact_also_inside_a_round() {
     let (plain, _) = text(&mut perfect(), Options::new().with_max_new(40));
