@@ -20,6 +20,7 @@ mod gdn;
 mod gdn_edges;
 mod golden;
 mod golden_gdn;
+mod hostile;
 mod linear;
 mod moe;
 mod norm;

@@ -37,15 +37,16 @@ pub struct Tiny<B: Backend> {
     gains: Vec<Mat<B>>,
     head_gains: Mat<B>,
     frequencies: Mat<B>,
-    gdn: GdnParams<B>,
+    pub gdn: GdnParams<B>,
     kv: KvLayer<B>,
-    state: GdnState<B>,
-    record: GdnRecord<B>,
-    params: Mat<B>,
-    counts: Mat<B>,
-    previous: Mat<B>,
+    pub state: GdnState<B>,
+    pub record: GdnRecord<B>,
+    pub pages: Mat<B>,
+    pub params: Mat<B>,
+    pub counts: Mat<B>,
+    pub previous: Mat<B>,
     pub ids: Mat<B>,
-    index: Mat<B>,
+    pub index: Mat<B>,
     /// Results of operations, in order.
     pub results: Vec<Mat<B>>,
     pub chosen: Vec<Mat<B>>,
@@ -161,6 +162,7 @@ impl<B: InferenceBackend> Tiny<B> {
             1 => SamplingParams::greedy().with_temperature(0.9).with_top_k(50).with_top_p(0.9).with_seed(slot),
             _ => SamplingParams::greedy().with_temperature(1.1).with_presence(0.3).with_seed(slot),
         };
+        let pages = lab.dense(slots, PAGES, &table);
         let words: Vec<u32> = (0..slots as u64).flat_map(|s| sampling(s).to_words()).collect();
         Self {
             weights,
@@ -171,9 +173,10 @@ impl<B: InferenceBackend> Tiny<B> {
             kv: KvLayer {
                 keys: lab.poisoned::<bf16>(page_rows, D).v(),
                 values: lab.poisoned::<bf16>(page_rows, D).v(),
-                pages: lab.dense(slots, PAGES, &table).v(),
+                pages: pages.v(),
                 heads: KV,
             },
+            pages,
             state: GdnState {
                 window: lab.poisoned::<f32>(slots * channels, 3).v(),
                 matrix: lab.poisoned::<f32>(slots * 128, 32).v(),

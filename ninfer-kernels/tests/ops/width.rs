@@ -76,7 +76,8 @@ fn neighbours_and_padding_do_not_matter() {
     let (mut lab, tiny) = prompted(2);
     let alone: Vec<_> = (0..SLOTS).map(|s| decode(&mut lab, &tiny, s as u32, 10, &lists[s])).collect();
     // Total rows, up to the most that a step may have; then slot, first row and number of columns of each segment.
-    let calls: [(usize, &[(usize, u32, usize)]); 6] = [
+    type Place = (usize, u32, usize);
+    let calls: [(usize, &[Place]); 6] = [
         (2, &[(0, 0, 1), (3, 1, 1)]),
         (16, &[(2, 3, 5), (1, 9, 7)]),
         (17, &[(3, 16, 1), (0, 0, 16)]),
