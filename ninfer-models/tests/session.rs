@@ -352,3 +352,18 @@ fn bad_requests_are_refused_and_lose_nothing() {
         assert!(model.session(&bad).is_err(), "{bad:?}");
     }
 }
+
+#[test]
+fn a_lane_of_another_session_is_refused() {
+    let model = synthetic(false, WeightFormat::Bf16);
+    let mut a = session(&model, SessionOptions::new(64));
+    let mut b = session(&model, SessionOptions::new(64));
+    let mut lane = open(&mut a, 20);
+    let end = PrefillEnd::Choose { drafts: 0 };
+    assert!(matches!(b.prefill(&mut lane, &[1], end, None), Err(Error::Corrupt { .. })));
+    assert!(matches!(b.snapshot(&mut lane), Err(Error::Corrupt { .. })));
+    assert!(b.set_sampling(&mut lane, &SamplingParams::greedy()).is_err());
+    let mut lanes = [&mut lane];
+    assert!(matches!(b.verify(&mut lanes, &[RoundRow::new(1)]), Err(Error::Corrupt { .. })));
+    start(&mut a, &mut lane, &[1], 0);
+}

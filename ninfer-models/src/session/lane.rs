@@ -58,6 +58,13 @@ pub(crate) struct Reserved {
     pub(crate) pages: Vec<u32>,
 }
 
+impl Reserved {
+    /// Whether it was taken from these pools.
+    pub(crate) fn belongs_to(&self, pools: &Arc<Pools>) -> bool {
+        Arc::ptr_eq(&self.pools, pools)
+    }
+}
+
 impl Drop for Reserved {
     fn drop(&mut self) {
         let mut free = self.pools.lock();

@@ -158,6 +158,14 @@ impl<B: InferenceBackend> Session<B> {
         }
     }
 
+    /// Fails for a lane that another session opened: its slot and pages mean something else here.
+    fn check_owner(&self, lane: &Lane) -> Result<()> {
+        if lane.reserved.belongs_to(&self.pools) {
+            return Ok(());
+        }
+        Err(Error::Corrupt { reason: "the lane belongs to another session".to_owned() })
+    }
+
     /// Folds what the last round recorded, so that the state in memory belongs to the lane's position.
     fn fold(&mut self, lane: &mut Lane) -> Result<()> {
         if lane.fold == 0 {
@@ -225,6 +233,7 @@ impl<B: InferenceBackend> CausalModel for Session<B> {
     }
 
     fn set_sampling(&mut self, lane: &mut Committed<Lane>, sampling: &SamplingParams) -> Result<()> {
+        self.check_owner(lane.get())?;
         sampling.validate()?;
         let params = self.cache.params.clone();
         self.upload_row(&params, lane.get().reserved.slot as usize, &sampling.to_words())?;
@@ -252,6 +261,7 @@ impl<B: InferenceBackend> CausalModel for Session<B> {
     }
 
     fn snapshot(&mut self, lane: &mut Committed<Lane>) -> Result<Snapshot<LaneImage>> {
+        self.check_owner(lane.get())?;
         self.fold(lane.get_mut())?;
         lane.snapshot(|lane| self.take_image(lane))
     }

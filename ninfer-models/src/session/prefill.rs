@@ -32,6 +32,7 @@ impl<B: InferenceBackend> Session<B> {
         end: PrefillEnd,
         mut logits: Option<LogitSink<'_>>,
     ) -> Result<Option<Outcome>> {
+        self.check_owner(lane)?;
         if tokens.is_empty() {
             return Err(Error::OutOfRange {
                 what: "prompt length",

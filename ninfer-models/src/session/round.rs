@@ -100,6 +100,7 @@ impl<B: InferenceBackend> Session<B> {
         let (mut columns, mut next, mut sampled) = (1, 0, false);
         for (lane, row) in lanes.iter().zip(rows) {
             let lane = lane.get();
+            self.check_owner(lane)?;
             for (what, count) in [("drafts", row.drafts.len()), ("drafts for the next round", row.next_drafts)] {
                 if count > self.limits.max_drafts {
                     return Err(Error::OutOfRange {
