@@ -1,1 +1,15 @@
-//! benches
+//! What the benchmarks share: a backend with its queue, and views and weights filled with random numbers.
+//!
+//! `cargo bench -p ninfer-benches` measures the operations of the CPU backend, each as a recorded step that is replayed;
+//! `cargo run --release -p ninfer-benches --bin decode` measures decoding against the memory bandwidth of the machine.
+
+mod bench;
+mod random;
+
+pub use bench::{Bench, prompt_chunk, step};
+pub use random::Random;
+
+/// Compiles the example of the project's README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

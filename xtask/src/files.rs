@@ -47,7 +47,7 @@ pub fn check(report: &mut Report) -> Result<(), String> {
     report.checked(format!("{} source files, the longest is {file} with {lines} lines", sources().count()));
 
     let text = tree::read(&root, structure::FILE)?;
-    for member in cargo::members(&root)?.iter().filter(|m| m.name.starts_with("ninfer-") && m.is_published) {
+    for member in &cargo::members(&root)? {
         let modules = structure::modules(&files, &member.folder);
         report.checked(format!("{}: {} modules of {}", structure::FILE, modules.len(), member.name));
         for difference in structure::compare(&text, &member.name, &modules) {
