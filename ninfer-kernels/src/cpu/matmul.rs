@@ -3,8 +3,8 @@
 //! Step: one dot product per element over sixteen lanes, in an order that depends only on the number of columns, so a
 //! row's result is the same whatever else is in the call. Several rows share the decoding of a weight.
 //!
-//! Prefill: the GEMM library on tiles of 64 rows at fixed absolute positions, zero-padded, against panels of 64 weight rows
-//! decoded to f32. Both tile sizes are constant, so a row's result does not depend on how the prompt was split.
+//! Prefill: the GEMM library on tiles of 64 rows at fixed absolute positions, zero-padded, against panels of 256 weight
+//! rows decoded to f32. Both tile sizes are constant, so a row's result does not depend on how the prompt was split.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use super::weight::{
 /// Rows of a prefill tile.
 const TILE: usize = 64;
 /// Weight rows of a prefill panel.
-const PANEL: usize = 64;
+const PANEL: usize = 256;
 
 /// Input rows: f32, `stride` apart.
 #[derive(Clone, Copy)]
@@ -73,6 +73,19 @@ impl<'a> Output<'a> {
         let out = unsafe { &mut self.data.range(at..at + 1)[0] };
         *out = if self.add { *out + value } else { value };
     }
+
+    /// # Safety
+    /// No other thread may write these elements at the same time.
+    unsafe fn put_row(&self, row: usize, col: usize, values: &[f32]) {
+        let at = row * self.stride + col;
+        // SAFETY: forwarded to the caller.
+        let out = unsafe { self.data.range(at..at + values.len()) };
+        if self.add {
+            out.iter_mut().zip(values).for_each(|(out, value)| *out += value);
+        } else {
+            out.copy_from_slice(values);
+        }
+    }
 }
 
 /// `y = x · Wᵀ` for all rows of a call.
@@ -85,7 +98,19 @@ pub(super) fn matmul(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, y:
             let work = n * k * rows.count;
             split(n, 4, work, &|range| dot_rows(isa, weight, range, 0, x, 0..rows.count, y));
         }
-        Profile::Prefill => split(n, PANEL, n * k * rows.count, &|range| panels(isa, rows, x, weight, range, y)),
+        Profile::Prefill => {
+            // One task for each panel and group of tiles; several groups where there are few panels.
+            let (panels, tiles) = (n.div_ceil(PANEL), rows.tiles(TILE).count());
+            let wanted = (2 * rayon::current_num_threads()).div_ceil(panels.max(1));
+            let groups = if rows.are_disjoint() { wanted.clamp(1, tiles.max(1)) } else { 1 };
+            split(panels * groups, 1, n * k * rows.count, &|range| {
+                for task in range {
+                    let (first, group) = (task / groups * PANEL, task % groups);
+                    let tiles = tiles * group / groups..tiles * (group + 1) / groups;
+                    panel(isa, rows, x, weight, first..n.min(first + PANEL), tiles, y);
+                }
+            });
+        }
     }
 }
 
@@ -259,33 +284,40 @@ pub(super) fn reserve(columns: usize) -> Result<()> {
     })
 }
 
-/// Prefill class: weight rows `range` (whole panels) against every tile of the call.
-fn panels(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, range: Range<usize>, y: &Output<'_>) {
-    let k = weight.cols();
-    SCRATCH.with_borrow_mut(|[panel, tile, product]| {
+/// Prefill class: the weight rows of one panel against some of the tiles of the call.
+fn panel(
+    isa: Isa,
+    rows: &Rows,
+    x: Input<'_>,
+    weight: &CpuWeight,
+    columns: Range<usize>,
+    tiles: Range<usize>,
+    y: &Output<'_>,
+) {
+    let (k, n, first) = (weight.cols(), columns.len(), columns.start);
+    SCRATCH.with_borrow_mut(|[panel, padded, product]| {
         grow(panel, PANEL * k);
-        grow(tile, TILE * k);
+        grow(padded, TILE * k);
         grow(product, TILE * PANEL);
-        for first in range.clone().step_by(PANEL) {
-            let n = PANEL.min(range.end - first);
-            for (part, piece) in weight.pieces(first..first + n) {
-                for r in piece {
-                    part.decode_row(isa, r, &mut panel[(part.first + r - first) * k..][..k]);
-                }
+        for (part, piece) in weight.pieces(columns) {
+            for r in piece {
+                part.decode_row(isa, r, &mut panel[(part.first + r - first) * k..][..k]);
             }
-            for block in rows.tiles(TILE) {
-                tile[..TILE * k].fill(0.0);
+        }
+        for block in rows.tiles(TILE).skip(tiles.start).take(tiles.len()) {
+            let tile = if block.len == TILE {
+                Input::new(&x.data[block.row * x.stride..], x.stride)
+            } else {
+                padded[..TILE * k].fill(0.0);
                 for i in 0..block.len {
-                    tile[(block.offset + i) * k..][..k].copy_from_slice(x.row(block.row + i, k));
+                    padded[(block.offset + i) * k..][..k].copy_from_slice(x.row(block.row + i, k));
                 }
-                gemm(&tile[..TILE * k], &panel[..n * k], &mut product[..TILE * n], n, k);
-                for i in 0..block.len {
-                    for c in 0..n {
-                        // SAFETY: tasks that run at the same time have disjoint panels, so disjoint columns; `matmul` checked
-                        // the stride.
-                        unsafe { y.put(block.row + i, first + c, product[(block.offset + i) * n + c]) };
-                    }
-                }
+                Input::new(padded, k)
+            };
+            gemm(tile, &panel[..n * k], &mut product[..TILE * n], n, k);
+            for i in 0..block.len {
+                // SAFETY: tasks that run at the same time have disjoint columns or disjoint tiles; `matmul` checked the stride.
+                unsafe { y.put_row(block.row + i, first, &product[(block.offset + i) * n..][..n]) };
             }
         }
     });
@@ -298,10 +330,12 @@ fn grow(buffer: &mut Vec<f32>, len: usize) {
 }
 
 /// `product [64, n] = tile [64, k] · panelᵀ`, all row-major.
-fn gemm(tile: &[f32], panel: &[f32], product: &mut [f32], n: usize, k: usize) {
-    assert!(tile.len() == TILE * k && panel.len() == n * k && product.len() == TILE * n);
-    let (k_stride, n_stride) = (k.cast_signed(), n.cast_signed());
-    // SAFETY: the three matrices have exactly these extents and strides, by the assertion, and do not overlap.
+fn gemm(tile: Input<'_>, panel: &[f32], product: &mut [f32], n: usize, k: usize) {
+    assert!(tile.stride >= k && tile.data.len() >= (TILE - 1) * tile.stride + k);
+    assert!(panel.len() == n * k && product.len() == TILE * n);
+    let (k_stride, n_stride, tile_stride) = (k.cast_signed(), n.cast_signed(), tile.stride.cast_signed());
+    // SAFETY: the three matrices lie inside their slices with these extents and strides, by the assertions, and `product` is
+    // borrowed exclusively.
     unsafe {
         gemm::gemm(
             TILE,
@@ -311,9 +345,9 @@ fn gemm(tile: &[f32], panel: &[f32], product: &mut [f32], n: usize, k: usize) {
             1,
             n_stride,
             false,
-            tile.as_ptr(),
+            tile.data.as_ptr(),
             1,
-            k_stride,
+            tile_stride,
             panel.as_ptr(),
             k_stride,
             1,

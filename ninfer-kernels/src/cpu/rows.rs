@@ -96,6 +96,13 @@ impl Rows {
         self.segments().iter().any(|s| row.checked_sub(s.row as usize).is_some_and(|i| i < s.len as usize))
     }
 
+    /// Whether no row belongs to two segments.
+    pub(super) fn are_disjoint(&self) -> bool {
+        let overlap = |a: &Segment, b: &Segment| a.row < b.row + b.len && b.row < a.row + a.len;
+        let segments = self.segments();
+        !(1..segments.len()).any(|i| segments[..i].iter().any(|s| overlap(s, &segments[i])))
+    }
+
     /// Cuts the segments at multiples of `size` of the absolute position.
     pub(super) fn tiles(&self, size: usize) -> impl Iterator<Item = Tile> {
         self.segments().iter().flat_map(move |s| {
