@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | tensors | `weight_packed`, `weight_scale`, `weight_global_scale` `[1]` | `weight`, `weight_scale`, `weight_scale_2` `[]` |
 //! | weight | `e2m1 · (e4m3 / g)` | `e2m1 · (e4m3 · g)` |
-//! | `g` | `2688 / max|W|` | `max|W| / 2688` |
+//! | `g` | `(1 / max|W|) · 2688` | `max|W| / 2688` |
 //! | group scale | `e4m3(g · (max|group| / 6))`; a 0 becomes 0.125 | `e4m3(clamp(max|group| / (6 · g), 2⁻⁹, 448))`; 1 for a zero group |
 //! | code | `e2m1(w / (e4m3 / g))` | `e2m1(w / (e4m3 · g))` |
 //!
@@ -44,7 +44,9 @@ pub fn multiplier(global: GlobalScale) -> f32 {
 fn global_scale(convention: Convention, amax: f32) -> GlobalScale {
     let range = E4M3_MAX * E2M1_MAX;
     match (convention, amax > 0.0) {
-        (Convention::CompressedTensors, true) => GlobalScale::Divide((range / amax).min(f32::MAX)),
+        // Not `range / amax`: dividing a number by a tensor, the library multiplies with the reciprocal. The other last
+        // bit of `g` would decide ties between codes.
+        (Convention::CompressedTensors, true) => GlobalScale::Divide((amax.recip() * range).min(f32::MAX)),
         (Convention::CompressedTensors, false) => GlobalScale::Divide(1.0),
         (Convention::ModelOpt, true) => GlobalScale::Multiply((amax / range).max(f32::MIN_POSITIVE)),
         (Convention::ModelOpt, false) => GlobalScale::Multiply(1.0),

@@ -82,9 +82,8 @@ fn errors_over_the_trained_weights_are_those_of_the_reference() {
         assert!(report.cosine > 0.99);
     }
 
-    // Many products lie between two E4M3 numbers. The reference lets rounding noise of f32 decide those ties (its global scales
-    // are 2688 times a reciprocal, ours quotients): it has 0.096747 where toward zero gives 0.094986, and the other
-    // figures differ in the last decimal.
+    // Many products lie between two E4M3 numbers. The reference lets rounding noise of f32 decide those ties: it has 0.096747
+    // where toward zero gives 0.094986, and the other figures differ in the last decimal.
     let nvfp4 = quantise(&matrices, |r, c, w| encode(WeightFormat::Nvfp4, r, c, w));
     for (scale, against_w, added, mean) in
         [(BridgeScale::Pow2Row, 0.094986, 0.021644, 0.00816), (BridgeScale::AmaxRow, 0.100079, 0.027504, 0.024084)]
