@@ -50,7 +50,7 @@ impl Layer {
             batch,
             hidden: bench.random(rows, HIDDEN)?,
             experts: chosen,
-            weights: bench.filled(0.0, rows, TOP_K + 1)?,
+            weights: bench.filled(1e-6, rows, TOP_K + 1)?,
             gate_up: self.gate_up.clone(),
             down: self.down.clone(),
             shared_gate_up: self.shared_gate_up.clone(),

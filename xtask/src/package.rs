@@ -9,6 +9,8 @@ const BUDGET: u64 = 2 << 20;
 const LARGER: [(&str, u64); 1] = [("ninfer-kernels", 6 << 20)];
 /// Names of folders that stay at home.
 const EXCLUDED: [&str; 5] = ["tests", "fixtures", "benches", "target", "models"];
+/// Fewest lines of a README that says something.
+const README_LINES: usize = 5;
 /// What a manifest must say.
 const MANIFEST: [&str; 5] = ["description", "license", "readme", "rust_version", "edition"];
 
@@ -29,6 +31,10 @@ pub fn check(report: &mut Report) -> Result<(), String> {
         let list: Vec<&str> = list.lines().collect();
         for problem in problems(&list, &files, &member.folder) {
             report.fail(format!("{name}: {problem}"));
+        }
+        let readme = tree::read(&root, &format!("{}/README.md", member.folder)).unwrap_or_default();
+        if readme.lines().count() < README_LINES {
+            report.fail(format!("{name}: README.md says nothing yet"));
         }
         // What cargo generates has no file here.
         let folder = root.join(&member.folder);
