@@ -25,6 +25,7 @@ impl<B: InferenceBackend> Qwen35<B> {
     /// Embedding and all layers over the rows of a batch; the residual stream ends in `rows.x`.
     ///
     /// `record` selects record-and-fold for the recurrent state (steps) instead of advancing it (prompt chunks).
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn trunk(
         &self,
         rec: &mut Recorder<'_, B>,

@@ -1,6 +1,6 @@
 //! Small models and the loops that drive them, shared by the session tests.
 
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use ninfer_core::WeightFormat;
 use ninfer_core::model::{CausalModel, LaneOptions, PrefillEnd, RoundRow};
