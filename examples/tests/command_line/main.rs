@@ -1,0 +1,7 @@
+//! The programs as a user runs them: output, errors, exit status.
+
+mod generate;
+mod hostile;
+mod inspect;
+mod perplexity;
+mod program;
