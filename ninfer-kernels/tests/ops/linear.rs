@@ -3,8 +3,9 @@
 use ninfer_core::WeightFormat;
 use ninfer_core::ops::{Norm, Project, ProjectAdd, Swiglu};
 use ninfer_core::segment::{Profile, Segment};
+use ninfer_kernels::cpu::Cpu;
 
-use super::close::{EPS, close_by};
+use super::close::{EPS, close_by, same_bits};
 use super::lab::Lab;
 use super::oracle;
 use super::rng::Rng;
@@ -102,12 +103,12 @@ fn step_matches_f64_for_every_number_of_rows() {
 #[test]
 fn prefill_matches_f64_in_every_format_and_shape() {
     for format in FORMATS {
-        for (n, k) in [(1, 16), (5, 80), (64, 48), (131, 272)] {
+        for (n, k) in [(1, 16), (5, 80), (64, 48), (256, 32), (257, 16), (131, 272)] {
             Case::prefill(0, 5).check(format, n, k);
             Case { normed: true, padding: 2, gaps: (3, 2), ..Case::prefill(30, 70) }.check(format, n, k);
         }
         if format.0 != WeightFormat::Nvfp4 {
-            for (n, k) in [(3, 1), (1, 7), (65, 33), (130, 129)] {
+            for (n, k) in [(3, 1), (1, 7), (65, 33), (520, 17), (130, 129)] {
                 Case { padding: 1, ..Case::prefill(63, 66) }.check(format, n, k);
             }
         }
@@ -124,7 +125,7 @@ fn stacked_parts_keep_their_own_scales() {
     let k = 64;
     let parts: Vec<Stored> = FORMATS
         .iter()
-        .zip([3, 1, 5, 2, 64, 7, 9, 4, 6, 8, 66, 1])
+        .zip([3, 1, 5, 2, 164, 7, 9, 4, 66, 8, 266, 1])
         .map(|(&(format, divide), n)| Stored::random(format, divide, n, k, 0.1, &mut rng))
         .collect();
     let n = parts.iter().map(|p| p.rows).sum::<usize>();
@@ -182,6 +183,29 @@ fn project_add_leaves_rows_of_no_segment_of_a_prompt_alone() {
     let got = lab.read::<f32>(&residual);
     assert_eq!((&got[..4], &got[12..]), (&old[..4], &old[12..]));
     assert_ne!(got[4..12], old[4..12]);
+}
+
+/// Segments that claim the same rows: whatever that means, a projection gives the rows their results, once each.
+#[test]
+fn overlapping_segments_of_a_prompt() {
+    let (n, k, rows) = (600, 40, 140);
+    let mut rng = Rng::new(5);
+    let stored = Stored::random(WeightFormat::Bf16, false, n, k, 0.1, &mut rng);
+    let x = rng.values(rows * k, 1.0);
+    let mut lab = Lab::new(Cpu::with_threads(3).unwrap());
+    let weight = lab.weight(&[stored.packed()]);
+    let input = lab.input(rows, k, &x);
+    let all = Segment { len: rows as u32, ..Segment::default() };
+    let part = Segment { slot: 1, row: 64, len: 64, ..Segment::default() };
+    let results = [vec![all], vec![all, part], vec![part, all]].map(|segments| {
+        let output = lab.output::<f32>(rows, n);
+        let batch = lab.batch(Profile::Prefill, rows, &segments);
+        let parts = vec![(weight.clone(), output.v())];
+        lab.run(|r| r.project(Project { batch, input: input.v(), norm: None, parts }));
+        lab.read::<f32>(&output)
+    });
+    same_bits("the part last", &results[1], &results[0]);
+    same_bits("the part first", &results[2], &results[0]);
 }
 
 /// SwiGLU with its norm, and what happens if gate and up are exchanged.

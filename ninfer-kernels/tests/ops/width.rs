@@ -202,7 +202,7 @@ fn rounds_with_partial_commits_equal_decoding() {
 fn projections_of_any_size_and_format() {
     const ROWS: usize = 150;
     for (format, divide) in FORMATS {
-        let mut shapes = vec![(1, 16), (67, 48), (130, 272)];
+        let mut shapes = vec![(1, 16), (67, 48), (257, 32), (130, 272)];
         if format != WeightFormat::Nvfp4 {
             shapes.extend([(1, 1), (1, 7), (67, 33), (5, 131)]);
         }
