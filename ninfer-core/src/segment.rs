@@ -46,7 +46,7 @@ pub struct Segment {
     /// Number of valid rows; 0 makes the segment a no-op.
     pub len: u32,
     /// How many columns recorded by the previous round are to be folded into the recurrent state before this call.
-    /// The state in memory then belongs to position `start − fold`.
+    /// The state in memory then belongs to position `start − fold`, so it is at most `start`.
     pub fold: u32,
     /// Bank (0 or 1) that this round records into; the fold reads the other one.
     pub bank: u32,

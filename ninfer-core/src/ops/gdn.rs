@@ -150,7 +150,8 @@ impl<B: Backend> GdnMix<B> {
 
 /// Folds recorded columns into the state now: what the next [`GdnMix`] would do first, for snapshots and prompt chunks.
 ///
-/// Only `slot`, `start`, `fold` and `bank` of the segments are read: the columns come from bank `1 − bank`.
+/// Only `slot`, `start`, `fold` and `bank` of the segments are read: the columns come from bank `1 − bank`. A segment whose
+/// `fold` is 0 is a no-op.
 #[derive(Clone, Debug)]
 pub struct GdnFold<B: Backend> {
     /// Which slots, and how many columns.

@@ -107,7 +107,7 @@ impl<B: Backend> MtpStem<B> {
 
 /// Copies rows: `dst[dst_index_i] ← src[src_index_i]`; a negative index on either side skips the row.
 ///
-/// `src` and `dst` may share a buffer only if no row is both read and written.
+/// `src` and `dst` may lie in one buffer if the two views do not overlap.
 #[derive(Clone, Debug)]
 pub struct CopyRows<B: Backend> {
     /// `[R, W]`.

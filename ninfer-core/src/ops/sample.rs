@@ -30,7 +30,7 @@ impl<B: Backend> Head<B> {
 
 /// Greedy choice without materialised logits: `id = argmax_{v < limit} n · W_vᵀ`, ties take the lower id.
 ///
-/// A row with a NaN logit, or without any finite one, gives `u32::MAX`.
+/// A row with a NaN logit, or without any finite one, gives `u32::MAX`; infinities count as in [`crate::sampling::choose`].
 #[derive(Clone, Debug)]
 pub struct HeadArgmax<B: Backend> {
     /// Rows of the call.
@@ -138,7 +138,7 @@ pub struct Accept<B: Backend> {
     pub result: View<B>,
     /// I32 `[segments, 8]`: segments of the MTP pass over the emitted tokens: start + 1, same row, length `a + 1`.
     pub realign: View<B>,
-    /// I32 `[segments, 1]`: row of column `a`.
+    /// I32 `[segments, 1]`: row of column `a`; −1 for a segment without rows.
     pub last: View<B>,
     /// I32 `[n · segments, 8]`, `n ≥ 0`: segments of one row per draft: entry `i · segments + s` is row `s`, at position
     /// start + a + 1 + i. Entry 0 is the last row of the MTP pass over the emitted tokens, the others are chained.
