@@ -1,5 +1,6 @@
 //! Which device a model runs on.
 
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use ninfer_kernels::cpu::Cpu;
@@ -37,7 +38,6 @@ impl FromStr for DeviceChoice {
 
 /// An opened device. A program has one arm a backend and is generic below it.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub enum Device {
     /// The processor.
     Cpu(Cpu),
@@ -48,17 +48,29 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// [`ninfer_core::Error::Unsupported`] or [`ninfer_core::Error::NoDriver`] for a GPU; [`Failure::Usage`] for zero
-    /// threads.
+    /// threads or far too many.
     pub fn open(self, threads: Option<usize>) -> Result<Device> {
         match self {
             Self::Auto | Self::Cpu => match threads {
                 None => Ok(Device::Cpu(Cpu::new())),
-                Some(0) => Err(Failure::usage("--threads is 0", "give at least one thread, or leave the option out")),
-                Some(threads) => Ok(Device::Cpu(Cpu::with_threads(threads)?)),
+                Some(threads) => {
+                    check_threads(threads, std::thread::available_parallelism().map_or(1, NonZeroUsize::get))?;
+                    Ok(Device::Cpu(Cpu::with_threads(threads)?))
+                }
             },
             Self::Cuda(number) => Err(no_cuda(number).into()),
         }
     }
+}
+
+/// Refuses a number of threads that can only be a mistake: with far more than run at once, nothing gets done.
+fn check_threads(threads: usize, at_once: usize) -> Result<()> {
+    let most = at_once.saturating_mul(8);
+    if (1..=most).contains(&threads) {
+        return Ok(());
+    }
+    let message = format!("--threads is {threads}, this machine runs {at_once} at once");
+    Err(Failure::usage(message, format!("give 1 to {most}, or leave the option out")))
 }
 
 #[cfg(feature = "cuda")]
@@ -106,5 +118,12 @@ mod tests {
         assert_eq!(failure.status(), 1);
         assert!(!failure.help().is_empty());
         assert_eq!(DeviceChoice::Auto.open(Some(0)).unwrap_err().status(), 2);
+    }
+
+    #[test]
+    fn numbers_of_threads_have_limits() {
+        assert!(check_threads(1, 2).is_ok() && check_threads(16, 2).is_ok());
+        let failure = check_threads(17, 2).unwrap_err();
+        assert!(failure.to_string().contains("runs 2 at once") && failure.help().contains("1 to 16"));
     }
 }

@@ -89,6 +89,7 @@ impl Failure {
     }
 
     /// A file that could not be read.
+    #[must_use]
     pub fn unreadable(file: &Path, error: &io::Error) -> Self {
         Self::Unreadable { file: file.to_owned(), message: error.to_string() }
     }

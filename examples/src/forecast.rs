@@ -180,7 +180,11 @@ pub fn device_table(forecasts: &[Forecast]) -> Table {
         ("tok/s, all accepted", right),
     ]);
     let plans = plans(forecasts);
-    let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.1}"));
+    let number = |value: Option<f64>| match value {
+        None => "?".to_owned(),
+        Some(v) if v < 1000.0 => format!("{v:.1}"),
+        Some(v) => grouped(v as u64),
+    };
     for f in forecasts {
         table.row([
             f.device.clone(),

@@ -25,8 +25,8 @@ use serde_json::{Map, Value, json};
 
 /// Tokens of an answer where neither an option nor the checkpoint says how many.
 const DEFAULT_MAX_NEW: usize = 256;
-/// Prompts from here on get a progress bar.
-const LONG_PROMPT: usize = 4096;
+/// Prompts from here on get a progress bar: more than one chunk.
+const LONG_PROMPT: usize = 1024;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -116,7 +116,6 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     match arguments.device.open(arguments.threads)? {
         Device::Cpu(cpu) => answer(&cpu, arguments),
-        _ => Err(Failure::usage("this program has no code for that device", "choose another --device")),
     }
 }
 

@@ -12,7 +12,7 @@ use ninfer_examples::loader::load;
 use ninfer_examples::progress::Progress;
 use ninfer_examples::recipes::Recipes;
 use ninfer_examples::table::{Align, Table, grouped};
-use ninfer_examples::{Failure, Result, arguments, corpus, failure, output, shipped};
+use ninfer_examples::{Result, arguments, corpus, failure, output, shipped};
 use ninfer_models::text::Tokenizer;
 use ninfer_models::weights::WeightTable;
 use serde_json::{Map, Value, json};
@@ -90,7 +90,6 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     match arguments.device.open(arguments.threads)? {
         Device::Cpu(cpu) => measure(&cpu, arguments),
-        _ => Err(Failure::usage("this program has no code for that device", "choose another --device")),
     }
 }
 
@@ -166,25 +165,26 @@ fn per_token(likelihood: &Likelihood) -> Vec<Option<f64>> {
 }
 
 fn report(arguments: &Arguments, tokens: &[u32], verdict: &Verdict, weight_bytes: usize) -> String {
-    let mut table = Table::new(&[
+    let columns = [
         ("weights", Align::Left),
         ("NLL", Align::Right),
         ("perplexity", Align::Right),
         ("KL", Align::Right),
         ("same top token", Align::Right),
-    ]);
+    ];
+    let shown = if verdict.reference.is_some() { &columns[..] } else { &columns[..3] };
+    let mut table = Table::new(shown);
     let model = &verdict.model;
-    let row = |recipe: &Recipes, l: &Likelihood, more: [String; 2]| {
-        let [kl, top] = more;
-        [recipe.to_string(), format!("{:.5}", l.nll()), format!("{:.4}", l.perplexity()), kl, top]
+    let row = |recipe: &Recipes, l: &Likelihood, compared: [String; 2]| {
+        let own = [recipe.to_string(), format!("{:.5}", l.nll()), format!("{:.4}", l.perplexity())];
+        own.into_iter().chain(compared).take(shown.len())
     };
-    match (&arguments.reference, &verdict.reference) {
-        (Some(recipe), Some((reference, agreement))) => {
-            let top = format!("{:.2} %", 100.0 * agreement.top1_agreement);
-            table.row(row(&arguments.weights, model, [format!("{:.5}", agreement.kl), top]));
-            table.row(row(recipe, reference, ["reference".to_owned(), String::new()]));
-        }
-        _ => table.row(row(&arguments.weights, model, [String::new(), String::new()])),
+    let compared = verdict.reference.as_ref().map_or_else(Default::default, |(_, agreement)| {
+        [format!("{:.5}", agreement.kl), format!("{:.2} %", 100.0 * agreement.top1_agreement)]
+    });
+    table.row(row(&arguments.weights, model, compared));
+    if let (Some(recipe), Some((reference, _))) = (&arguments.reference, &verdict.reference) {
+        table.row(row(recipe, reference, ["reference".to_owned(), String::new()]));
     }
     format!(
         "{} tokens in {} windows of {}, {} scored; NLL in nats a token; weights {}\n\n{table}",

@@ -15,8 +15,10 @@ fn golden(name: &str) -> Value {
     all["prompts"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone()
 }
 
-/// Members of an object that `json` must have, with a check of each.
-fn has(json: &Value, members: &[(&str, fn(&Value) -> bool)]) {
+/// A member of an object, and what it must be.
+type Member = (&'static str, fn(&Value) -> bool);
+
+fn has(json: &Value, members: &[Member]) {
     for (name, check) in members {
         assert!(check(&json[*name]), "{name} is {}", json[*name]);
     }

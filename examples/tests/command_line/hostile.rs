@@ -75,6 +75,7 @@ fn illegal_command_lines_end_with_status_two() {
         (&["--stop", ""], &["stop string"]),
         (&["--device", "tpu"], &["cuda:N"]),
         (&["--threads", "0"], &["--threads"]),
+        (&["--threads", "1000000"], &["1000000", "at once"]),
         (&["--kv-dtype", "f64"], &["f32 or bf16"]),
         (&["--max-context", "8193"], &["8193", "8192"]),
     ] {

@@ -49,7 +49,7 @@ fn sampled_text_is_that_of_plain_decoding() {
     let mut texts = Vec::new();
     for (i, prompt) in GOLDEN.prompts.iter().enumerate() {
         let mut sampling = [warm, hot, penalised][i % 3];
-        for seed in 0..3 {
+        for seed in 0..2 {
             sampling = sampling.with_seed(1000 * seed + i as u64);
             let plain = run(prompt, sampling, Method::Off, None);
             for k in 1..=5 {
