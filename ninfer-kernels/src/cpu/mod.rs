@@ -59,6 +59,9 @@ struct Inner {
     pool: Option<rayon::ThreadPool>,
 }
 
+/// Most threads of a pool; more than any processor has, and few enough to be started.
+const MAX_THREADS: usize = 1024;
+
 impl Cpu {
     /// Uses the process's thread pool.
     #[must_use]
@@ -69,13 +72,13 @@ impl Cpu {
     /// Uses `threads` threads of its own.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for zero threads, [`Error::Unsupported`] if threads cannot be started.
+    /// [`Error::OutOfRange`] for zero threads or more than 1,024, [`Error::Unsupported`] if threads cannot be started.
     pub fn with_threads(threads: usize) -> Result<Self> {
-        if threads == 0 {
+        if !(1..=MAX_THREADS).contains(&threads) {
             return Err(Error::OutOfRange {
                 what: "number of threads",
-                got: "0".to_owned(),
-                legal: "at least 1".to_owned(),
+                got: threads.to_string(),
+                legal: format!("1 to {MAX_THREADS}"),
             });
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|e| Error::Unsupported {
