@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 
 use crate::failure::complain;
@@ -25,6 +26,18 @@ pub fn parse<P: Parser>() -> Result<P, ExitCode> {
             ExitCode::from(2)
         }
     })
+}
+
+/// Accepts numbers from `least` on.
+#[must_use]
+pub fn from(least: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(least..)
+}
+
+/// Accepts numbers from `least` to `most`.
+#[must_use]
+pub fn within(least: u64, most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(least..=most)
 }
 
 /// Message and help of clap's own text: `error: message`, indented details, `tip: …`, usage and a pointer to `--help`.

@@ -1,5 +1,6 @@
 //! Token streams to measure a model on.
 
+use std::io::Read;
 use std::path::Path;
 
 use ninfer_models::Config;
@@ -8,6 +9,8 @@ use serde_json::Value;
 
 use crate::{Failure, Result};
 
+/// Largest text that is read, in bytes.
+const MAX_TEXT_BYTES: u64 = 1 << 30;
 /// The token that this family puts behind a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
@@ -55,5 +58,13 @@ pub fn from_token_ids(file: &Path, vocab: usize) -> Result<Vec<u32>> {
 }
 
 fn read(file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).map_err(|error| Failure::unreadable(file, &error))
+    let unreadable = |error| Failure::unreadable(file, &error);
+    let mut text = String::new();
+    let source = std::fs::File::open(file).map_err(unreadable)?;
+    // Special files report no length and may never end.
+    source.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > MAX_TEXT_BYTES {
+        return Err(Failure::content(file, format!("more than {MAX_TEXT_BYTES} bytes, the limit")));
+    }
+    Ok(text)
 }

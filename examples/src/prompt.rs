@@ -1,5 +1,6 @@
 //! What the model is asked.
 
+use std::io::Read;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -91,9 +92,12 @@ impl PromptArguments {
 
 fn read(file: &std::path::Path) -> Result<Vec<u8>> {
     let unreadable = |error| Failure::unreadable(file, &error);
-    let bytes = std::fs::metadata(file).map_err(unreadable)?.len();
-    if bytes > MAX_MESSAGES_BYTES {
-        return Err(Failure::content(file, format!("{bytes} bytes, the limit is {MAX_MESSAGES_BYTES}")));
+    let mut bytes = Vec::new();
+    let source = std::fs::File::open(file).map_err(unreadable)?;
+    // Special files report no length and may never end.
+    source.take(MAX_MESSAGES_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_MESSAGES_BYTES {
+        return Err(Failure::content(file, format!("more than {MAX_MESSAGES_BYTES} bytes, the limit")));
     }
-    std::fs::read(file).map_err(unreadable)
+    Ok(bytes)
 }

@@ -305,7 +305,11 @@ impl std::fmt::Display for NameList {
         if self.is_empty() {
             return f.write_str("none");
         }
-        f.write_str(&self.names.join(", "))?;
+        // Names come from a file: control characters must not reach a terminal.
+        for (i, name) in self.names.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            if name.is_empty() { write!(f, "{comma}\"\"")? } else { write!(f, "{comma}{}", name.escape_debug())? }
+        }
         match self.total - self.names.len() {
             0 => Ok(()),
             more => write!(f, " and {more} more"),

@@ -8,6 +8,7 @@ use ninfer_core::backend::InferenceBackend;
 use ninfer_core::memory::{KvFormat, MemoryPlan, PlanOptions, binary_size, plan};
 use ninfer_core::sampling::SamplingParams;
 use ninfer_core::{DType, WeightFormat, tuning};
+use ninfer_examples::arguments::{from, within};
 use ninfer_examples::device::{Device, DeviceChoice};
 use ninfer_examples::loader::load;
 use ninfer_examples::progress::Progress;
@@ -62,8 +63,8 @@ struct Arguments {
     /// Most tokens of the answer [default: that of generation_config.json, else 256]
     #[arg(long, value_name = "N", help_heading = "Length")]
     max_new: Option<usize>,
-    /// Most tokens of prompt and answer together [default: what both need]
-    #[arg(long, value_name = "N", help_heading = "Length")]
+    /// Most positions of prompt and answer; the last token of an answer takes none [default: what both need]
+    #[arg(long, value_name = "N", value_parser = from(2), help_heading = "Length")]
     max_context: Option<usize>,
     /// Text that ends the answer, and is left out of it; can be given several times
     #[arg(long, value_name = "TEXT", help_heading = "Length", allow_hyphen_values = true)]
@@ -85,7 +86,7 @@ struct Arguments {
     #[arg(long, value_name = "TYPE", value_parser = kv_dtype, help_heading = "Engine")]
     kv_dtype: Option<DType>,
     /// Prompt tokens to compute at once, rounded up to a multiple of 64; changes no result [default: fits the device]
-    #[arg(long, value_name = "N", help_heading = "Engine")]
+    #[arg(long, value_name = "N", value_parser = within(1, 1 << 16), help_heading = "Engine")]
     prefill_chunk: Option<usize>,
     /// Print the ids of prompt and answer
     #[arg(long, help_heading = "Output")]

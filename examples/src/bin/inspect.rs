@@ -8,6 +8,7 @@ use ninfer_core::device::DeviceInfo;
 use ninfer_core::memory::{KvFormat, binary_size};
 use ninfer_core::shape::{FfnShape, ModelShape};
 use ninfer_core::{known, shape, tuning};
+use ninfer_examples::arguments::{from, within};
 use ninfer_examples::forecast::{self, Forecast, Workload};
 use ninfer_examples::formats::Formats;
 use ninfer_examples::hardware::{Hardware, Tuned};
@@ -65,13 +66,13 @@ struct Arguments {
     #[arg(long, value_name = "RECIPE", default_value = "keep")]
     weights: Recipes,
     /// Tokens a sequence may reach [default: 4096, or what the model is made for if that is less]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from(1))]
     context: Option<usize>,
     /// Sequences at once
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = from(1), default_value = "1")]
     lanes: usize,
     /// MTP drafts a round, 0 for plain decoding [default: 3 where the model has an MTP block]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = within(0, 15))]
     draft_tokens: Option<usize>,
     /// Storage of the KV cache: f32, bf16, int8-g64 or fp8 [default: bf16, f32 on the processor]
     #[arg(long, value_name = "FORMAT", value_parser = kv_format)]

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use ninfer_core::backend::InferenceBackend;
 use ninfer_core::memory::binary_size;
+use ninfer_examples::arguments::from;
 use ninfer_examples::device::{Device, DeviceChoice};
 use ninfer_examples::likelihood::{Judge, Likelihood, Verdict};
 use ninfer_examples::loader::load;
@@ -51,10 +52,10 @@ struct Arguments {
     #[arg(long, value_name = "FILE.json")]
     token_ids: Option<PathBuf>,
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", value_parser = from(2), default_value = "1024")]
     window: usize,
     /// Measure the first N tokens only [default: 16384 of the shipped documents, else all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = from(1))]
     max_tokens: Option<usize>,
     /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-amax, or
     /// several of them in a row, separated by commas
@@ -97,11 +98,16 @@ fn measure<B: InferenceBackend>(backend: &B, arguments: &Arguments) -> Result<()
     let progress = Progress::new(!arguments.json && !arguments.quiet);
     let dir = shipped::model_or_shipped(arguments.model.as_deref())?;
     let table = WeightTable::open(&dir)?;
+    let limit = table.config().max_positions;
+    if arguments.window > limit {
+        let message = format!("--window is {}, the model is made for {limit} positions", arguments.window);
+        return Err(failure::Failure::usage(message, format!("give at most {limit}")));
+    }
     let tokens = tokens(arguments, &dir, &table)?;
 
     let model = load(backend, &table, &arguments.weights, false, progress)?;
     let reference = arguments.reference.as_ref().map(|r| load(backend, &table, r, false, progress)).transpose()?;
-    let mut judge = Judge::new(&model, reference.as_ref(), arguments.window)?;
+    let mut judge = Judge::new(&model, reference.as_ref(), arguments.window.min(tokens.len().max(2)))?;
     let bar = progress.bar("scoring", tokens.len() as u64, "tokens");
     let verdict = judge.measure(&tokens, &mut |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();

@@ -78,6 +78,9 @@ fn illegal_command_lines_end_with_status_two() {
         (&["--threads", "1000000"], &["1000000", "at once"]),
         (&["--kv-dtype", "f64"], &["f32 or bf16"]),
         (&["--max-context", "8193"], &["8193", "8192"]),
+        (&["--max-context", "1"], &["--max-context"]),
+        (&["--prefill-chunk", "0"], &["--prefill-chunk"]),
+        (&["--prefill-chunk", "1000000000"], &["--prefill-chunk"]),
     ] {
         run(GENERATE, arguments).fails(2, words);
     }
@@ -165,4 +168,32 @@ fn a_checkpoint_without_a_template_still_continues_text() {
         run(GENERATE, &["--model", dir, "--raw", "fn", "--max-new", "2", "--json"]).json()["finish_reason"],
         "length"
     );
+}
+
+/// A pipe without a writer would be waited for, and an endless file read until memory is gone.
+#[test]
+#[cfg(unix)]
+fn special_files_are_refused_at_once() {
+    let folder = folder_without_weights();
+    let weights = folder.path().join("model.safetensors");
+    let made = std::process::Command::new("mkfifo").arg(&weights).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo is part of every unix");
+    run(GENERATE, &["--model", path(folder.path())]).fails(1, &["model.safetensors", "not a plain file"]);
+    run(GENERATE, &["--messages", "/dev/zero"]).fails(1, &["/dev/zero", "limit"]);
+}
+
+/// What a file calls its tensors must not reach a terminal as it stands.
+#[test]
+fn names_of_tensors_are_escaped() {
+    let folder = folder();
+    let name = "x\u{1b}[31m";
+    let header =
+        format!(r#"{{"{}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#, name.replace('\u{1b}', "\\u001b"));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    file(&folder, "model.safetensors", bytes);
+    let refused = run(GENERATE, &["--model", path(folder.path())]);
+    refused.fails(1, &[]);
+    assert!(!refused.stderr.contains('\u{1b}'), "{}", refused.stderr);
 }

@@ -138,8 +138,9 @@ fn wrong_questions_are_refused() {
     run(INSPECT, &["--kv", "fp4"]).fails(2, &["int8-g64"]);
     run(INSPECT, &["--size", "27b", "somewhere"]).fails(2, &["--size"]);
     run(INSPECT, &["--bandwidth"]).fails(2, &["--device"]);
-    run(INSPECT, &["--context", "0"]).fails(1, &["context", "1 to"]);
-    run(INSPECT, &["--lanes", "0"]).fails(1, &["sequences"]);
+    run(INSPECT, &["--context", "0"]).fails(2, &["--context"]);
+    run(INSPECT, &["--lanes", "0"]).fails(2, &["--lanes"]);
+    run(INSPECT, &["--draft-tokens", "99"]).fails(2, &["--draft-tokens"]);
     let folder = tempfile::tempdir().unwrap();
     run(INSPECT, &[path(folder.path())]).fails(1, &["config.json"]);
     let text = file(&folder, "file", "");

@@ -71,7 +71,10 @@ fn what_cannot_be_scored_is_refused() {
     run(PERPLEXITY, &["--text", "/no/such/file"]).fails(1, &["/no/such/file"]);
     run(PERPLEXITY, &["--text", "a", "--token-ids", "b"]).fails(2, &["--token-ids"]);
     run(PERPLEXITY, &["--window", "1", "--max-tokens", "64"]).fails(2, &["--window"]);
-    run(PERPLEXITY, &["--window", "99999999", "--max-tokens", "64"]).fails(1, &["99999999"]);
+    run(PERPLEXITY, &["--window", "99999999", "--max-tokens", "64"]).fails(2, &["99999999", "8192"]);
+    run(PERPLEXITY, &["--max-tokens", "0"]).fails(2, &["--max-tokens"]);
+    // A window is not paid for beyond the text.
+    run(PERPLEXITY, &["--window", "8192", "--max-tokens", "8", "--json"]).json();
     run(PERPLEXITY, &["--per-token"]).fails(2, &["--json"]);
     run(PERPLEXITY, &["--reference", "q3"]).fails(2, &["q3", "bridge-fp8"]);
 }

@@ -18,12 +18,15 @@ pub(super) struct RandomFile {
 
 impl RandomFile {
     pub(super) fn open(path: PathBuf) -> Result<Self> {
+        // Asked before opening, which would wait for a writer if this were a named pipe, and again of what was opened.
+        let plain = |meta: &std::fs::Metadata| {
+            let error = || std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a plain file");
+            meta.is_file().then_some(()).ok_or_else(|| Error::io(&path, "open", &error()))
+        };
+        plain(&std::fs::metadata(&path).map_err(|e| Error::io(&path, "open", &e))?)?;
         let file = File::open(&path).map_err(|e| Error::io(&path, "open", &e))?;
         let meta = file.metadata().map_err(|e| Error::io(&path, "read", &e))?;
-        if !meta.is_file() {
-            let e = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a plain file");
-            return Err(Error::io(&path, "open", &e));
-        }
+        plain(&meta)?;
         #[cfg(not(any(unix, windows)))]
         let file = std::sync::Mutex::new(file);
         Ok(Self { path, len: meta.len(), file })
