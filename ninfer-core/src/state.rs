@@ -103,6 +103,18 @@ impl TokenRow {
     }
 }
 
+/// Collects ids; those behind the capacity are dropped.
+impl FromIterator<u32> for TokenRow {
+    fn from_iter<I: IntoIterator<Item = u32>>(ids: I) -> Self {
+        let mut row = Self::default();
+        for (place, id) in row.ids.iter_mut().zip(ids) {
+            *place = id;
+            row.len += 1;
+        }
+        row
+    }
+}
+
 impl std::ops::Deref for TokenRow {
     type Target = [u32];
     fn deref(&self) -> &[u32] {

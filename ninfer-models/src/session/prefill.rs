@@ -197,8 +197,7 @@ impl<B: InferenceBackend> Session<B> {
         self.host.resize((2 + next) * 4, 0);
         let egress = self.tail.egress(1, 1, next)?;
         self.model.backend().download(&mut self.queue, &egress, &mut self.host)?;
-        let words: Vec<u32> = self.host.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        let token = words[1];
+        let token = self.result_word(1);
         if token == u32::MAX {
             return Err(Error::NonFinite { what: "logits", position: lane.position - 1 });
         }
@@ -206,12 +205,10 @@ impl<B: InferenceBackend> Session<B> {
             lane.mtp_rows = lane.position;
             lane.mtp_anchor = Some(token);
         }
-        let drafts = &words[2..];
-        let valid = drafts.iter().take_while(|&&t| t != u32::MAX).count();
         Ok(Outcome {
             accepted: 0,
             tokens: TokenRow::new(&[token]),
-            drafts: TokenRow::new(&drafts[..valid]),
+            drafts: (0..next).map(|i| self.result_word(2 + i)).take_while(|&t| t != u32::MAX).collect(),
             columns: 1,
             realigned: usize::from(next > 0),
             logits: None,

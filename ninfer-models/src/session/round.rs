@@ -212,37 +212,32 @@ impl<B: InferenceBackend> Session<B> {
         lanes: &mut [&mut Committed<Lane>],
         rows: &[RoundRow<'_>],
     ) -> Result<Vec<Outcome>> {
-        let words: Vec<u32> = self.host.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        let (results, drafts) = words.split_at(key.segments * (key.columns + 1));
+        let first_draft = key.segments * (key.columns + 1);
         let mut outcomes = Vec::with_capacity(lanes.len());
         for (s, (lane, row)) in lanes.iter_mut().zip(rows).enumerate() {
             let lane = lane.get_mut();
-            let result = &results[s * (key.columns + 1)..][..key.columns + 1];
-            let accepted = (result[0] as usize).min(row.drafts.len());
-            let tokens = TokenRow::new(&result[1..accepted + 2]);
-            let mut columns = vec![row.anchor];
-            columns.extend_from_slice(row.drafts);
+            let result = s * (key.columns + 1);
+            let accepted = (self.result_word(result) as usize).min(row.drafts.len());
+            let tokens: TokenRow = (0..=accepted).map(|i| self.result_word(result + 1 + i)).collect();
+            let drafts = (0..row.next_drafts).map(|i| self.result_word(first_draft + i * key.segments + s));
             // The step has folded the round before and recorded this one; nothing of it is committed yet.
             lane.fold = 0;
             lane.bank = 1 - lane.bank;
             lane.broken = false;
-            lane.pending = (TokenRow::new(&columns), tokens);
-            let next: Vec<u32> = (0..row.next_drafts).map(|i| drafts[i * key.segments + s]).collect();
-            let valid = next.iter().take_while(|&&t| t != u32::MAX).count();
+            lane.pending = (std::iter::once(row.anchor).chain(row.drafts.iter().copied()).collect(), tokens);
             outcomes.push(Outcome {
                 accepted,
                 tokens,
-                drafts: TokenRow::new(&next[..valid]),
-                columns: columns.len(),
+                drafts: drafts.take_while(|&t| t != u32::MAX).collect(),
+                columns: 1 + row.drafts.len(),
                 realigned: if key.next > 0 && lane.mtp_rows >= lane.position { accepted + 1 } else { 0 },
                 logits: None,
             });
         }
-        for ((lane, outcome), i) in lanes.iter().zip(&outcomes).zip(0..) {
+        for (lane, outcome) in lanes.iter().zip(&outcomes) {
             if let Some(column) = outcome.tokens.iter().position(|&t| t == u32::MAX) {
                 return Err(Error::NonFinite { what: "logits", position: lane.position() + column });
             }
-            debug_assert_eq!(outcome.columns, 1 + rows[i].drafts.len());
         }
         for (s, row) in rows.iter().enumerate().filter(|(_, r)| r.logits) {
             let first = s * key.columns;
@@ -250,6 +245,11 @@ impl<B: InferenceBackend> Session<B> {
             outcomes[s].logits = Some(self.download_floats(&view)?);
         }
         Ok(outcomes)
+    }
+
+    /// Word `i` of the results that were downloaded last.
+    pub(super) fn result_word(&self, i: usize) -> u32 {
+        self.host.as_chunks::<4>().0.get(i).map_or(u32::MAX, |b| u32::from_le_bytes(*b))
     }
 
     /// Copies an f32 view to the host.
