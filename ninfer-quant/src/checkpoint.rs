@@ -5,9 +5,9 @@
 //! GPTQ, and comes in [`DecodeOptions`].
 
 use ninfer_core::DType;
-use ninfer_core::format::GlobalScale;
+use ninfer_core::format::{GROUP_PAD, GlobalScale, GroupFormat};
 
-use crate::codes::{decode_bf16_slice, decode_e4m3, decode_f16_slice, decode_f32_slice};
+use crate::codes::{decode_bf16_slice, decode_e4m3, decode_f16, decode_f16_slice, decode_f32_slice};
 use crate::int4;
 use crate::nvfp4::multiplier;
 use crate::packed::{first_bad_ue4m3, first_nan_e4m3, first_non_finite};
@@ -70,7 +70,7 @@ impl DecodeOptions {
 
 /// Decodes the tensors of `module` to a packed matrix in their own format.
 ///
-/// Plain, FP8 and NVFP4 modules keep their codes and scales byte for byte. Int4 and int8 modules become groupwise integers
+/// Plain, FP8, NVFP4 and groupwise modules keep their codes and scales byte for byte. Int4 and int8 modules become groupwise integers
 /// where that is exact (f16 scales that are not negative, whole groups of 64 or 32 columns that share one), and F32
 /// otherwise; their weights are `(q − z) · scale` in f32 either way.
 ///
@@ -109,6 +109,7 @@ pub fn decode(module: &str, tensors: &[StoredTensor<'_>], options: &DecodeOption
             t.nvfp4("weight", global)?
         }
         StoredKind::Fp8Tensor | StoredKind::Fp8Row | StoredKind::Fp8Block => t.fp8(kind)?,
+        StoredKind::Groupwise(format) => return t.groupwise(format, rows, cols),
         StoredKind::IntCompressedTensors => return int4::compressed_tensors(&t, rows),
         StoredKind::Gptq => return int4::gptq(&t, rows, cols, options.gptq_zeros),
         StoredKind::Awq => return int4::awq(&t, rows, cols),
@@ -217,6 +218,37 @@ impl<'a> Tensors<'a> {
             );
         }
         Ok(PackedParts::Nvfp4 { codes: self.need(codes)?.bytes.to_vec(), scales: scales.to_vec(), global })
+    }
+
+    /// `padded` columns, of which `weight_shape` says how many count.
+    fn groupwise(&self, format: GroupFormat, rows: usize, padded: usize) -> Result<PackedMatrix> {
+        let stated = self.need("weight_shape")?.bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b));
+        let stated: Vec<i64> = stated.collect();
+        let cols = match *stated {
+            [r, c] if usize::try_from(r) == Ok(rows) => usize::try_from(c).ok(),
+            _ => None,
+        };
+        let Some(cols) = cols.filter(|&c| c > 0 && c.checked_next_multiple_of(GROUP_PAD) == Some(padded)) else {
+            let reason = "it is the shape of the matrix, whose columns are padded to the next multiple of 128";
+            return self.bad_value("weight_shape", 0, format!("{stated:?}"), reason);
+        };
+        let scales = self.need("weight_scale")?.bytes;
+        for (i, b) in scales.as_chunks().0.iter().enumerate() {
+            let s = decode_f16(u16::from_le_bytes(*b));
+            if !s.is_finite() || s.is_sign_negative() {
+                return self.bad_value("weight_scale", i, s, "scales are finite and not negative");
+            }
+        }
+        let base = self.need("weight_codes")?.bytes.to_vec();
+        let high = self.get("weight_codes_high").map_or_else(Vec::new, |t| t.bytes.to_vec());
+        let parts = PackedParts::Group { format, base, high, scales: scales.to_vec() };
+        match PackedMatrix::new(rows, cols, parts) {
+            Err(Error::Code { index, code, .. }) => {
+                let reason = "codes of W8 are at least -127, and codes of the padding are zero";
+                self.bad_value("weight_codes", index, format!("{code:#04x}"), reason)
+            }
+            other => other,
+        }
     }
 
     fn fp8(&self, kind: StoredKind) -> Result<PackedParts> {

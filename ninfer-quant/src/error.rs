@@ -2,6 +2,8 @@
 
 use ninfer_core::{DType, WeightFormat};
 
+use crate::checkpoint::StoredKind;
+
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -119,6 +121,12 @@ pub enum Error {
         conversion: &'static str,
         /// Stored format.
         stored: WeightFormat,
+    },
+    /// A kind of stored module that is read and never written.
+    #[error("modules are not written as {kind}")]
+    NotWritten {
+        /// The kind.
+        kind: StoredKind,
     },
     /// A recipe name that does not exist.
     #[error("unknown weight recipe {got:?}, known are {known}")]
@@ -255,6 +263,7 @@ impl Error {
             }
             Self::Unequal { .. } => "keep the matrices apart, or convert them to one format first",
             Self::Conversion { .. } => "use the recipe `keep` or one that names a format",
+            Self::NotWritten { .. } => "decode the module and write the matrix that results",
             Self::UnknownRecipe { .. } => "use one of the listed names",
             Self::MissingTensor { .. } => "the checkpoint is incomplete: fetch the missing shard",
             Self::DuplicateTensor { .. } => "pass each tensor of a module once",

@@ -21,6 +21,7 @@ pub mod role;
 mod rows;
 pub mod scale_layout;
 mod stored;
+pub mod writer;
 
 pub use dequantize::{dequantize_ref, dequantize_ref_row};
 pub use encode::encode;
@@ -28,5 +29,5 @@ pub use error::{Error, Result};
 pub use experts::FusedExperts;
 pub use packed::{Fp8ScaleVec, PackedMatrix, PackedParts};
 pub use recipe::{Conversion, Recipe, convert};
-pub use report::ErrorReport;
+pub use report::{ErrorReport, ErrorSums};
 pub use role::TensorRole;

@@ -35,36 +35,9 @@ impl ErrorReport {
     /// # Ok::<(), ninfer_quant::Error>(())
     /// ```
     pub fn new(reference: &[f32], stored: &[f32]) -> Result<Self> {
-        if reference.len() != stored.len() {
-            return Err(Error::Length { what: "stored weights", expected: reference.len(), got: stored.len() });
-        }
-        let (mut ww, mut vv, mut wv, mut dd) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
-        let (mut max_abs, mut relative, mut nonzero) = (0.0f64, 0.0f64, 0usize);
-        for (&w, &v) in reference.iter().zip(stored) {
-            let (w, v) = (f64::from(w), f64::from(v));
-            let d = (v - w).abs();
-            ww += w * w;
-            vv += v * v;
-            wv += w * v;
-            dd += d * d;
-            max_abs = max_abs.max(d);
-            if w != 0.0 {
-                relative += d / w.abs();
-                nonzero += 1;
-            }
-        }
-        let relative_l2 = match (ww > 0.0, dd > 0.0) {
-            (true, _) => (dd / ww).sqrt(),
-            (false, true) => f64::INFINITY,
-            (false, false) => 0.0,
-        };
-        let cosine = match (ww > 0.0, vv > 0.0) {
-            (true, true) => wv / (ww.sqrt() * vv.sqrt()),
-            (false, false) => 1.0,
-            _ => 0.0,
-        };
-        let mean_relative = if nonzero == 0 { 0.0 } else { relative / nonzero as f64 };
-        Ok(Self { count: reference.len(), relative_l2, max_abs, mean_relative, cosine })
+        let mut sums = ErrorSums::default();
+        sums.add(reference, stored)?;
+        Ok(sums.report())
     }
 
     /// Compares two packed matrices of equal shape.
@@ -77,7 +50,92 @@ impl ErrorReport {
             let (expected, got) = (shape(reference), shape(stored));
             return Err(Error::Unequal { index: 1, what: "shape", expected, got });
         }
-        Self::new(&reference.dequantize(), &stored.dequantize())
+        let mut sums = ErrorSums::default();
+        let (mut w, mut v) = (vec![0.0; reference.cols()], vec![0.0; stored.cols()]);
+        for row in 0..reference.rows() {
+            reference.dequantize_row(row, &mut w)?;
+            stored.dequantize_row(row, &mut v)?;
+            sums.add(&w, &v)?;
+        }
+        Ok(sums.report())
+    }
+}
+
+/// Sums over weights that come in pieces: rows of a matrix, or matrices of a model.
+///
+/// ```
+/// use ninfer_quant::{ErrorReport, ErrorSums};
+/// let mut sums = ErrorSums::default();
+/// sums.add(&[3.0], &[3.0])?;
+/// sums.add(&[4.0], &[3.5])?;
+/// assert_eq!(sums.report(), ErrorReport::new(&[3.0, 4.0], &[3.0, 3.5])?);
+/// # Ok::<(), ninfer_quant::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ErrorSums {
+    count: usize,
+    nonzero: usize,
+    /// `Σ w²`, `Σ v²`, `Σ w · v`, `Σ (v − w)²`.
+    squares: [f64; 4],
+    max_abs: f64,
+    relative: f64,
+}
+
+impl ErrorSums {
+    /// Counts two slices of equal length.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if the lengths differ.
+    pub fn add(&mut self, reference: &[f32], stored: &[f32]) -> Result<()> {
+        if reference.len() != stored.len() {
+            return Err(Error::Length { what: "stored weights", expected: reference.len(), got: stored.len() });
+        }
+        let [mut ww, mut vv, mut wv, mut dd] = self.squares;
+        for (&w, &v) in reference.iter().zip(stored) {
+            let (w, v) = (f64::from(w), f64::from(v));
+            let d = (v - w).abs();
+            ww += w * w;
+            vv += v * v;
+            wv += w * v;
+            dd += d * d;
+            self.max_abs = self.max_abs.max(d);
+            if w != 0.0 {
+                self.relative += d / w.abs();
+                self.nonzero += 1;
+            }
+        }
+        self.squares = [ww, vv, wv, dd];
+        self.count += reference.len();
+        Ok(())
+    }
+
+    /// Counts what another has counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        self.nonzero += other.nonzero;
+        for (a, b) in self.squares.iter_mut().zip(other.squares) {
+            *a += b;
+        }
+        self.max_abs = self.max_abs.max(other.max_abs);
+        self.relative += other.relative;
+    }
+
+    /// The differences so far.
+    #[must_use]
+    pub fn report(&self) -> ErrorReport {
+        let [ww, vv, wv, dd] = self.squares;
+        let relative_l2 = match (ww > 0.0, dd > 0.0) {
+            (true, _) => (dd / ww).sqrt(),
+            (false, true) => f64::INFINITY,
+            (false, false) => 0.0,
+        };
+        let cosine = match (ww > 0.0, vv > 0.0) {
+            (true, true) => wv / (ww.sqrt() * vv.sqrt()),
+            (false, false) => 1.0,
+            _ => 0.0,
+        };
+        let mean_relative = if self.nonzero == 0 { 0.0 } else { self.relative / self.nonzero as f64 };
+        ErrorReport { count: self.count, relative_l2, max_abs: self.max_abs, mean_relative, cosine }
     }
 }
 
@@ -92,5 +150,16 @@ mod tests {
         let r = ErrorReport::new(&[0.0], &[1.0]).unwrap();
         assert_eq!((r.relative_l2, r.cosine), (f64::INFINITY, 0.0));
         assert!(ErrorReport::new(&[0.0], &[]).is_err());
+    }
+
+    #[test]
+    fn parts_add_up() {
+        let (w, v) = ([1.0, -2.0, 0.0, 4.0], [1.5, -2.0, 0.25, 4.0]);
+        let (mut a, mut b) = (ErrorSums::default(), ErrorSums::default());
+        a.add(&w[..1], &v[..1]).unwrap();
+        b.add(&w[1..], &v[1..]).unwrap();
+        a.merge(&b);
+        assert_eq!(a.report(), ErrorReport::new(&w, &v).unwrap());
+        assert_eq!((a.report().count, a.report().max_abs, a.report().mean_relative), (4, 0.5, 0.5 / 3.0));
     }
 }

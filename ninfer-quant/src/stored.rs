@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use ninfer_core::format::{FP8_BLOCK, NVFP4_GROUP};
+use ninfer_core::format::{FP8_BLOCK, GROUP_PAD, GroupFormat, NVFP4_GROUP};
 use ninfer_core::{DType, WeightFormat};
 
 use crate::{Error, Result};
 
 /// Suffixes that together make a matrix.
-pub const WEIGHT_SUFFIXES: [&str; 14] = [
+pub const WEIGHT_SUFFIXES: [&str; 16] = [
     "weight",
     "weight_packed",
     "weight_scale",
@@ -18,6 +18,8 @@ pub const WEIGHT_SUFFIXES: [&str; 14] = [
     "weight_shape",
     "weight_zero_point",
     "weight_g_idx",
+    "weight_codes",
+    "weight_codes_high",
     "qweight",
     "qzeros",
     "scales",
@@ -72,6 +74,8 @@ pub enum StoredKind {
     Fp8Block,
     /// `weight_packed` I32 with 4 or 8 bits a code, `weight_scale`, `weight_shape`.
     IntCompressedTensors,
+    /// `weight_codes`, `weight_codes_high`, `weight_scale` F16, `weight_shape`: this library's own groupwise integers.
+    Groupwise(GroupFormat),
     /// `qweight` I32 `[in/8, out]`.
     Gptq,
     /// `qweight` I32 `[in, out/8]`.
@@ -90,6 +94,7 @@ impl StoredKind {
             Self::Fp8Row => "FP8 per row",
             Self::Fp8Block => "FP8 blocks",
             Self::IntCompressedTensors => "int4 or int8 (compressed-tensors)",
+            Self::Groupwise(g) => WeightFormat::Group(g).name(),
             Self::Gptq => "GPTQ int4",
             Self::Awq => "AWQ int4",
         }
@@ -107,6 +112,7 @@ impl StoredKind {
             Self::Fp8Tensor => WeightFormat::Fp8Tensor,
             Self::Fp8Row => WeightFormat::Fp8Row,
             Self::Fp8Block => WeightFormat::Fp8Block,
+            Self::Groupwise(g) => WeightFormat::Group(g),
             Self::IntCompressedTensors | Self::Gptq | Self::Awq => return None,
         })
     }
@@ -126,8 +132,8 @@ pub struct StoredModule {
     pub kind: StoredKind,
     /// Out features.
     pub rows: usize,
-    /// In features; of [`StoredKind::IntCompressedTensors`] an upper bound, since the number stands in the data of
-    /// `weight_shape`.
+    /// In features; of [`StoredKind::IntCompressedTensors`] and [`StoredKind::Groupwise`] an upper bound, since the number
+    /// stands in the data of `weight_shape`. Groupwise integers have the next multiple of 128 here.
     pub cols: usize,
 }
 
@@ -212,6 +218,8 @@ const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 /// | `weight` F8_E4M3, `weight_scale_inv` or `weight_scale` `[⌈out/128⌉, ⌈in/128⌉]` | FP8 blocks |
 /// | `weight` F8_E4M3, `weight_scale` `[out, 1]` or `[out]`; `[]` or `[1]` | FP8 per row; per tensor |
 /// | `weight_packed` I32, `weight_scale`, `weight_shape` | int4 or int8, compressed-tensors |
+/// | `weight_codes` I8, `weight_scale` F16, `weight_shape` | groupwise integers, W8 |
+/// | `weight_codes` U8, `weight_scale` F16, `weight_shape`, maybe `weight_codes_high` U8 | groupwise integers, Q4, Q5, Q6 |
 /// | `qweight` I32 `[in/8, out]`, `qzeros`, `scales`, maybe `g_idx` | GPTQ |
 /// | `qweight` I32 `[in, out/8]`, `qzeros`, `scales` | AWQ |
 ///
@@ -252,6 +260,9 @@ pub fn classify(module: &str, tensors: &[TensorInfo<'_>]) -> Result<StoredModule
                 Err(Error::TensorDType { tensor: h.name(p.suffix), expected, got })
             }
         };
+    }
+    if let Some(codes) = h.get("weight_codes") {
+        return groupwise(&h, codes);
     }
     let Some(w) = h.get("weight") else {
         let tensors: Vec<String> = tensors.iter().map(|t| format!("{} {} {:?}", t.suffix, t.dtype, t.shape)).collect();
@@ -334,6 +345,44 @@ fn int_compressed_tensors(h: &Header<'_>, packed: &TensorInfo<'_>) -> Result<Sto
     }
     h.only(kind, &["weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"])?;
     Ok(StoredModule { kind, rows, cols: words * 8 })
+}
+
+fn groupwise(h: &Header<'_>, codes: &TensorInfo<'_>) -> Result<StoredModule> {
+    let (rows, bytes) = h.matrix(codes)?;
+    h.dtype(codes, &[DType::I8, DType::U8], "I8 (W8) or U8 (Q4, Q5, Q6)")?;
+    let high = h.get("weight_codes_high");
+    let scale = h.need("weight_scale", "integer codes have one scale per group")?;
+    h.dtype(scale, &[DType::F16], "F16")?;
+    let groups = bytes / 32;
+    let format = match high {
+        _ if codes.dtype == DType::I8 => GroupFormat::W8,
+        None => GroupFormat::Q4,
+        Some(high) => {
+            h.dtype(high, &[DType::U8], "U8")?;
+            match *high.shape {
+                [r, b] if r == rows && Some(b) == groups.checked_mul(8) => GroupFormat::Q5,
+                [r, b] if r == rows && Some(b) == groups.checked_mul(16) => GroupFormat::Q6,
+                _ => {
+                    let (q5, q6) = (groups.saturating_mul(8), groups.saturating_mul(16));
+                    return h.bad_shape(high, format!("[{rows}, {q5}] (Q5) or [{rows}, {q6}] (Q6)"));
+                }
+            }
+        }
+    };
+    // The bytes of 128 columns.
+    let tile = GROUP_PAD / format.group_size() * 32;
+    if bytes % tile != 0 {
+        return h
+            .bad_shape(codes, format!("[out, a multiple of {tile}]: columns are padded to a multiple of {GROUP_PAD}"));
+    }
+    h.shape(scale, &[rows, groups])?;
+    let shape = h.need("weight_shape", "padded codes do not tell the number of columns")?;
+    h.dtype(shape, &[DType::I64], "I64")?;
+    h.shape(shape, &[2])?;
+    let kind = StoredKind::Groupwise(format);
+    let used = ["weight_codes", "weight_codes_high", "weight_scale", "weight_shape"];
+    h.only(kind, if format == GroupFormat::W8 { &["weight_codes", "weight_scale", "weight_shape"] } else { &used })?;
+    Ok(StoredModule { kind, rows, cols: bytes / tile * GROUP_PAD })
 }
 
 fn int4_words(h: &Header<'_>, q: &TensorInfo<'_>) -> Result<StoredModule> {

@@ -13,3 +13,4 @@ mod nvfp4;
 mod recipes;
 mod round_trips;
 mod tables;
+mod writing;
