@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::format::{PackedRef, WeightFormat};
+use crate::format::{ActivationPrecision, PackedRef, WeightFormat};
 use crate::ops::Ops;
 use crate::shape::ModelShape;
 use crate::{DType, Result, View};
@@ -26,6 +26,8 @@ pub trait DeviceWeight: Clone + Debug + Send + Sync + 'static {
     fn cols(&self) -> usize;
     /// Format of the first part.
     fn format(&self) -> WeightFormat;
+    /// What a product does to its input rows; the same for all parts.
+    fn activations(&self) -> ActivationPrecision;
     /// Bytes in device memory.
     fn bytes(&self) -> usize;
 }
@@ -102,11 +104,12 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
 
     /// Brings one or more packed matrices of equal width into this backend's layout, stacked by rows.
     ///
-    /// Each part keeps its own scales, so gate and up, or the experts of a layer, may have different ones.
+    /// Each part keeps its own scales, so gate and up, or the experts of a layer, may have different ones. All parts have the
+    /// same [`ActivationPrecision`], which becomes that of the weight.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] if the widths differ or there is no part, [`crate::Error::Unsupported`] for a format
-    /// without a route.
+    /// [`crate::Error::Shape`] if the widths differ or there is no part, [`crate::Error::OutOfRange`] if the activation
+    /// precisions differ ([`ActivationPrecision::common`]), [`crate::Error::Unsupported`] for a format without a route.
     fn prepare(&self, parts: &[PackedRef<'_>]) -> Result<Self::Weight>;
 
     /// Runs operations now, in order.

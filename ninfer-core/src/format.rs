@@ -3,10 +3,13 @@
 //! A matrix is always `[rows, cols]` = `[out features, in features]`, row-major, and is applied as `y = x Wᵀ`.
 //! The convention of every scale is part of the type, so that dividing where a format multiplies does not compile into
 //! garbage: [`GlobalScale`] says which of the two NVFP4 conventions holds, and [`PackedRef::new`] refuses data whose
-//! lengths do not fit the shape.
+//! lengths do not fit the shape. What happens to the inputs of a product belongs to the matrix, too: [`ActivationPrecision`].
+
+mod activations;
 
 use std::fmt;
 
+pub use self::activations::ActivationPrecision;
 use crate::error::expect_eq;
 use crate::{DType, Error, Result};
 
@@ -233,10 +236,11 @@ pub struct PackedRef<'a> {
     rows: usize,
     cols: usize,
     data: PackedData<'a>,
+    activations: ActivationPrecision,
 }
 
 impl<'a> PackedRef<'a> {
-    /// Checks every length against the shape.
+    /// Checks every length against the shape. Activations are [`ActivationPrecision::Native`].
     ///
     /// # Errors
     /// [`Error::Shape`] naming the part that does not fit; [`Error::OutOfRange`] for an element type that is not a float.
@@ -290,7 +294,16 @@ impl<'a> PackedRef<'a> {
                 expect_eq(OP, "group scales", size(groups, 2)?, scales.len())?;
             }
         }
-        Ok(Self { rows, cols, data })
+        Ok(Self { rows, cols, data, activations: ActivationPrecision::Native })
+    }
+
+    /// The same matrix with another precision of its inputs.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the format cannot have it.
+    pub fn with_activations(self, activations: ActivationPrecision) -> Result<Self> {
+        activations.check(self.format())?;
+        Ok(Self { activations, ..self })
     }
 
     /// Out features.
@@ -303,6 +316,12 @@ impl<'a> PackedRef<'a> {
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// What a product does to its input rows.
+    #[must_use]
+    pub fn activations(&self) -> ActivationPrecision {
+        self.activations
     }
 
     /// The bytes.

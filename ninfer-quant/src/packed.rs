@@ -1,6 +1,6 @@
 //! Owned packed matrices.
 
-use ninfer_core::format::{Fp8Scales, GROUP_PAD, GlobalScale, GroupFormat};
+use ninfer_core::format::{ActivationPrecision, Fp8Scales, GROUP_PAD, GlobalScale, GroupFormat};
 use ninfer_core::{DType, PackedData, PackedRef, WeightFormat};
 
 use crate::codes::{decode_bf16, decode_e4m3, decode_f16};
@@ -106,10 +106,11 @@ pub struct PackedMatrix {
     rows: usize,
     cols: usize,
     parts: PackedParts,
+    activations: ActivationPrecision,
 }
 
 impl PackedMatrix {
-    /// Takes the parts of a matrix after checking them.
+    /// Takes the parts of a matrix after checking them. Activations are [`ActivationPrecision::Native`].
     ///
     /// # Errors
     /// [`Error::Core`] if a length does not fit; [`Error::Scale`] for a scale that is NaN, infinite or negative, or a
@@ -118,7 +119,7 @@ impl PackedMatrix {
     pub fn new(rows: usize, cols: usize, parts: PackedParts) -> Result<Self> {
         check_dimensions(rows, cols)?;
         PackedRef::new(rows, cols, parts.as_data())?;
-        let m = Self { rows, cols, parts };
+        let m = Self { rows, cols, parts, activations: ActivationPrecision::Native };
         m.check_values()?;
         Ok(m)
     }
@@ -146,20 +147,48 @@ impl PackedMatrix {
             }
             _ => return Err(Error::Conversion { conversion: "copy", stored: m.format() }),
         };
-        Self::new(m.rows(), m.cols(), parts)
+        Self::new(m.rows(), m.cols(), parts)?.with_activations(m.activations())
     }
 
     /// For parts made by this crate, whose lengths and values hold by construction.
     pub(crate) fn trusted(rows: usize, cols: usize, parts: PackedParts) -> Self {
         debug_assert!(PackedRef::new(rows, cols, parts.as_data()).is_ok());
-        Self { rows, cols, parts }
+        Self { rows, cols, parts, activations: ActivationPrecision::Native }
+    }
+
+    /// The same matrix with another precision of its inputs.
+    ///
+    /// # Errors
+    /// [`ninfer_core::Error::Unsupported`] in [`Error::Core`] if the format cannot have it.
+    ///
+    /// ```
+    /// use ninfer_core::WeightFormat;
+    /// use ninfer_core::format::ActivationPrecision;
+    /// let m = ninfer_quant::encode(WeightFormat::Fp8Row, 1, 2, &[0.5, 1.0])?;
+    /// assert_eq!(m.activations(), ActivationPrecision::Native);
+    /// let m = m.with_activations(ActivationPrecision::E4m3Token)?;
+    /// assert_eq!(m.as_ref().activations(), ActivationPrecision::E4m3Token);
+    /// let bf16 = ninfer_quant::encode(WeightFormat::Bf16, 1, 2, &[0.5, 1.0])?;
+    /// assert!(bf16.with_activations(ActivationPrecision::E4m3Token).is_err());
+    /// # Ok::<(), ninfer_quant::Error>(())
+    /// ```
+    pub fn with_activations(self, activations: ActivationPrecision) -> Result<Self> {
+        activations.check(self.format())?;
+        Ok(Self { activations, ..self })
     }
 
     /// The borrowed form that operations take.
     #[must_use]
     pub fn as_ref(&self) -> PackedRef<'_> {
         PackedRef::new(self.rows, self.cols, self.parts.as_data())
-            .expect("lengths were checked when the matrix was made")
+            .and_then(|m| m.with_activations(self.activations))
+            .expect("lengths and activations were checked when they were set")
+    }
+
+    /// What a product does to its input rows.
+    #[must_use]
+    pub fn activations(&self) -> ActivationPrecision {
+        self.activations
     }
 
     /// Out features.

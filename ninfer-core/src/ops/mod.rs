@@ -7,6 +7,9 @@
 //! Notation: `T` rows of the call, `H` hidden size, `V` vocabulary rows, `Hq`/`Hkv`/`D` attention heads and head size,
 //! `Hk`/`Hv`/`dk`/`dv` Gated-DeltaNet heads and sizes, `C = 2·Hk·dk + Hv·dv`, `E` experts, `k` experts per token. "act" is
 //! [`Backend::activation_dtype`]. Rows that belong to no segment are padding: their outputs are unspecified.
+//!
+//! Every product `x · Wᵀ` first does to each row of `x` what the weight's
+//! [`ActivationPrecision`](crate::format::ActivationPrecision) says: usually nothing.
 
 pub mod attention;
 pub mod gdn;

@@ -16,32 +16,33 @@ use super::simd::Isa;
 pub(super) fn project(op: &Project<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("project");
     let rows = Rows::read(&access, "project", &op.batch)?;
-    let [normed] = scratch.floats.get([norm_len(&op.input, op.norm.as_ref())])?;
+    let Scratch { floats, codes, .. } = scratch;
+    let [normed] = floats.get([norm_len(&op.input, op.norm.as_ref())])?;
     let input = input(&access, &op.input, op.norm.as_ref(), normed, isa)?;
     for (weight, out) in &op.parts {
         let y = access.write_matrix("output", out, rows.count, weight.rows())?;
-        matmul(isa, &rows, input, weight, &Output::set(y, out.stride()));
+        matmul(isa, &rows, input, weight, &Output::set(y, out.stride()), codes)?;
     }
     Ok(())
 }
 
-pub(super) fn project_add(op: &ProjectAdd<Cpu>, isa: Isa, _scratch: &mut Scratch) -> Result<()> {
+pub(super) fn project_add(op: &ProjectAdd<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("project_add");
     let rows = Rows::read(&access, "project_add", &op.batch)?;
     let x = access.read("input", &op.input)?;
     let y = access.write_matrix("residual", &op.residual, rows.count, op.weight.rows())?;
     let output = Output::add(y, op.residual.stride());
-    matmul(isa, &rows, Input::new(x, op.input.stride()), &op.weight, &output);
-    Ok(())
+    matmul(isa, &rows, Input::new(x, op.input.stride()), &op.weight, &output, &mut scratch.codes)
 }
 
 pub(super) fn swiglu(op: &Swiglu<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("swiglu");
     let rows = Rows::read(&access, "swiglu", &op.batch)?;
     let width = op.output.cols();
-    let [normed, both] = scratch.floats.get([norm_len(&op.input, op.norm.as_ref()), rows.count * 2 * width])?;
+    let Scratch { floats, codes, .. } = scratch;
+    let [normed, both] = floats.get([norm_len(&op.input, op.norm.as_ref()), rows.count * 2 * width])?;
     let input = input(&access, &op.input, op.norm.as_ref(), normed, isa)?;
-    matmul(isa, &rows, input, &op.gate_up, &Output::set(both, 2 * width));
+    matmul(isa, &rows, input, &op.gate_up, &Output::set(both, 2 * width), codes)?;
     let y = access.write_matrix("output", &op.output, rows.count, op.gate_up.rows() / 2)?;
     for t in 0..rows.count {
         combine(&both[t * 2 * width..][..2 * width], &mut y[t * op.output.stride()..][..width]);

@@ -14,6 +14,7 @@ use ninfer_core::backend::DeviceWeight;
 use ninfer_core::format::GroupFormat;
 use ninfer_core::segment::Profile;
 
+use super::codes::Codes;
 use super::parallel::{Shared, split};
 use super::reserve;
 use super::rows::Rows;
@@ -27,20 +28,26 @@ const TILE: usize = 64;
 /// Weight rows of a prefill panel.
 const PANEL: usize = 256;
 
-/// Input rows: f32, `stride` apart.
+/// Input rows: f32, `stride` apart, or codes with a scale for each row.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub(super) data: &'a [f32],
     pub(super) stride: usize,
+    scales: Option<&'a [f32]>,
 }
 
 impl<'a> Input<'a> {
     pub(super) fn new(data: &'a [f32], stride: usize) -> Self {
-        Self { data, stride }
+        Self { data, stride, scales: None }
+    }
+
+    /// Rows whose products are to be multiplied by `scales`.
+    pub(super) fn scaled(data: &'a [f32], stride: usize, scales: &'a [f32]) -> Self {
+        Self { data, stride, scales: Some(scales) }
     }
 
     #[inline(always)]
-    fn row(&self, r: usize, cols: usize) -> &'a [f32] {
+    pub(super) fn row(&self, r: usize, cols: usize) -> &'a [f32] {
         &self.data[r * self.stride..][..cols]
     }
 }
@@ -74,22 +81,34 @@ impl<'a> Output<'a> {
         *out = if self.add { *out + value } else { value };
     }
 
+    /// Writes or adds `scale · values`; without a scale, the values.
+    ///
     /// # Safety
     /// No other thread may write these elements at the same time.
-    unsafe fn put_row(&self, row: usize, col: usize, values: &[f32]) {
+    unsafe fn put_row(&self, row: usize, col: usize, values: &[f32], scale: Option<f32>) {
         let at = row * self.stride + col;
         // SAFETY: forwarded to the caller.
         let out = unsafe { self.data.range(at..at + values.len()) };
-        if self.add {
-            out.iter_mut().zip(values).for_each(|(out, value)| *out += value);
-        } else {
-            out.copy_from_slice(values);
+        let pairs = out.iter_mut().zip(values);
+        match (self.add, scale) {
+            (true, None) => pairs.for_each(|(out, value)| *out += value),
+            (true, Some(scale)) => pairs.for_each(|(out, value)| *out += scale * value),
+            (false, None) => out.copy_from_slice(values),
+            (false, Some(scale)) => pairs.for_each(|(out, value)| *out = scale * value),
         }
     }
 }
 
-/// `y = x · Wᵀ` for all rows of a call.
-pub(super) fn matmul(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, y: &Output<'_>) {
+/// `y = x · Wᵀ` for all rows of a call; `codes` is room for the rows in the precision that the weight takes them in.
+pub(super) fn matmul(
+    isa: Isa,
+    rows: &Rows,
+    x: Input<'_>,
+    weight: &CpuWeight,
+    y: &Output<'_>,
+    codes: &mut Codes,
+) -> Result<()> {
+    let x = codes.of(isa, weight, rows.count, x)?;
     let (n, k) = (weight.rows(), weight.cols());
     // Tasks own columns; with rows closer than that, a column of one row would be a column of the next one.
     assert!(n <= y.stride || rows.count <= 1, "an output has the shape of its product");
@@ -112,6 +131,7 @@ pub(super) fn matmul(isa: Isa, rows: &Rows, x: Input<'_>, weight: &CpuWeight, y:
             });
         }
     }
+    Ok(())
 }
 
 /// Step class: weight rows `range` against input rows `tokens`; weight row `r` gives column `r − column0`.
@@ -199,6 +219,10 @@ fn tile<L: Lanes, D: Decoder, const R: usize, const T: usize>(
         }
         let column = task.part_first + row + r - task.column0;
         for (t, sum) in sums.into_iter().enumerate() {
+            let sum = match task.x.scales {
+                Some(scales) => scales[token + t] * sum,
+                None => sum,
+            };
             // SAFETY: tasks that run at the same time have disjoint weight rows, so disjoint columns; `matmul` checked the
             // stride, and the scratch rows of experts are as wide as their product.
             unsafe { task.y.put(token + t, column, sum) };
@@ -316,8 +340,10 @@ fn panel(
             };
             gemm(tile, &panel[..n * k], &mut product[..TILE * n], n, k);
             for i in 0..block.len {
+                let row = block.row + i;
+                let scale = x.scales.map(|scales| scales[row]);
                 // SAFETY: tasks that run at the same time have disjoint columns or disjoint tiles; `matmul` checked the stride.
-                unsafe { y.put_row(block.row + i, first, &product[(block.offset + i) * n..][..n]) };
+                unsafe { y.put_row(row, first, &product[(block.offset + i) * n..][..n], scale) };
             }
         }
     });

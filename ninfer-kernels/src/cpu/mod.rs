@@ -9,6 +9,7 @@
 
 mod attention;
 mod buffer;
+mod codes;
 mod delta;
 mod gdn;
 mod linear;
@@ -25,9 +26,11 @@ mod weight;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use ninfer_core::backend::Reservation;
+use ninfer_core::backend::{DeviceWeight, Reservation};
 use ninfer_core::device::DeviceInfo;
+use ninfer_core::format::ActivationPrecision;
 use ninfer_core::ops::{
     Accept, Attend, AttentionOps, Choose, CopyRows, Count, Embed, Experts, GdnFold, GdnMix, GdnOps, Head, HeadArgmax,
     LinearOps, MoeOps, MtpStem, NormOps, Project, ProjectAdd, RmsNorm, RopeAppend, Route, SampleOps, Swiglu,
@@ -57,6 +60,8 @@ struct Inner {
     device: DeviceInfo,
     isa: Isa,
     pool: Option<rayon::ThreadPool>,
+    /// Whether any weight takes its input rows as codes, so that queues set room for them aside.
+    takes_codes: AtomicBool,
 }
 
 /// Most threads of a pool; more than any processor has, and few enough to be started.
@@ -66,7 +71,7 @@ impl Cpu {
     /// Uses the process's thread pool.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Inner { device: DeviceInfo::cpu(), isa: Isa::detect(), pool: None }))
+        Self::with_pool(None)
     }
 
     /// Uses `threads` threads of its own.
@@ -86,7 +91,16 @@ impl Cpu {
             need: format!("{threads} threads"),
             have: e.to_string(),
         })?;
-        Ok(Self(Arc::new(Inner { device: DeviceInfo::cpu(), isa: Isa::detect(), pool: Some(pool) })))
+        Ok(Self::with_pool(Some(pool)))
+    }
+
+    fn with_pool(pool: Option<rayon::ThreadPool>) -> Self {
+        let takes_codes = AtomicBool::new(false);
+        Self(Arc::new(Inner { device: DeviceInfo::cpu(), isa: Isa::detect(), pool, takes_codes }))
+    }
+
+    fn takes_codes(&self) -> bool {
+        self.0.takes_codes.load(Ordering::Relaxed)
     }
 
     fn isa(&self) -> Isa {
@@ -181,7 +195,11 @@ impl Backend for Cpu {
     }
 
     fn prepare(&self, parts: &[PackedRef<'_>]) -> Result<CpuWeight> {
-        CpuWeight::prepare(parts)
+        let weight = CpuWeight::prepare(parts)?;
+        if weight.activations() != ActivationPrecision::Native {
+            self.0.takes_codes.store(true, Ordering::Relaxed);
+        }
+        Ok(weight)
     }
 
     fn record(

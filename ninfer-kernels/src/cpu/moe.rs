@@ -30,10 +30,11 @@ pub(super) fn route(op: &Route<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<
         let row = &input[t * op.input.stride()..][..h];
         normalise(isa, row, gain, op.norm.eps, &mut hidden[t * op.hidden.stride()..][..h]);
     }
-    let [logits, shared] = scratch.floats.get([rows.count * experts, rows.count])?;
+    let Scratch { floats, codes, .. } = scratch;
+    let [logits, shared] = floats.get([rows.count * experts, rows.count])?;
     let x = Input::new(hidden, op.hidden.stride());
-    matmul(isa, &rows, x, &op.router, &Output::set(logits, experts));
-    matmul(isa, &rows, x, &op.shared_gate, &Output::set(shared, 1));
+    matmul(isa, &rows, x, &op.router, &Output::set(logits, experts), codes)?;
+    matmul(isa, &rows, x, &op.shared_gate, &Output::set(shared, 1), codes)?;
     for t in 0..rows.count {
         let ids = &mut chosen[t * op.experts.stride()..][..k];
         let weights = &mut weights[t * op.weights.stride()..][..k + 1];
@@ -87,7 +88,7 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
     let x = Input::new(hidden, op.hidden.stride());
 
     // Token–choice pairs sorted by expert, padding rows left out; each pair has its own result row.
-    let Scratch { floats, indices: order, places: place, .. } = scratch;
+    let Scratch { floats, codes, indices: order, places: place, .. } = scratch;
     order.clear();
     for segment in rows.segments() {
         for token in segment.row..segment.row + segment.len {
@@ -127,20 +128,21 @@ pub(super) fn experts(op: &Experts<Cpu>, isa: Isa, scratch: &mut Scratch) -> Res
         gathered[i * h..][..h].copy_from_slice(&hidden[token * op.hidden.stride()..][..h]);
     }
     let groups = Groups { order, expert_of: &expert_of };
-    grouped(isa, &groups, &op.gate_up, 2 * width, Input::new(gathered, h), both);
+    grouped(isa, &groups, &op.gate_up, 2 * width, codes.of(isa, &op.gate_up, pairs, Input::new(gathered, h))?, both);
     for i in 0..pairs {
         combine(&both[i * 2 * width..][..2 * width], &mut mid[i * width..][..width]);
     }
-    grouped(isa, &groups, &op.down, h, Input::new(mid, width), out);
+    grouped(isa, &groups, &op.down, h, codes.of(isa, &op.down, pairs, Input::new(mid, width))?, out);
 
-    matmul(isa, &rows, x, &op.shared_gate_up, &Output::set(shared_both, 2 * shared_width));
+    matmul(isa, &rows, x, &op.shared_gate_up, &Output::set(shared_both, 2 * shared_width), codes)?;
     for i in 0..t {
         combine(
             &shared_both[i * 2 * shared_width..][..2 * shared_width],
             &mut shared_mid[i * shared_width..][..shared_width],
         );
     }
-    matmul(isa, &rows, Input::new(shared_mid, shared_width), &op.shared_down, &Output::set(shared_out, h));
+    let x = Input::new(shared_mid, shared_width);
+    matmul(isa, &rows, x, &op.shared_down, &Output::set(shared_out, h), codes)?;
 
     // Each token adds its results in the order of its choices, the shared expert last.
     let stride = op.residual.stride();

@@ -83,7 +83,8 @@ pub(super) fn mtp_stem(op: &MtpStem<Cpu>, isa: Isa, scratch: &mut Scratch) -> Re
     let embedding_gain = access.read("embedding gain", &op.embedding_norm.gain)?;
     let hidden_gain = access.read("hidden gain", &op.hidden_norm.gain)?;
     let h = op.table.cols();
-    let [row, both] = scratch.floats.get([h, rows.count * 2 * h])?;
+    let Scratch { floats, codes, .. } = scratch;
+    let [row, both] = floats.get([h, rows.count * 2 * h])?;
     for t in 0..rows.count {
         let (e, n) = both[t * 2 * h..][..2 * h].split_at_mut(h);
         if !rows.owns(t) {
@@ -102,8 +103,7 @@ pub(super) fn mtp_stem(op: &MtpStem<Cpu>, isa: Isa, scratch: &mut Scratch) -> Re
         }
     }
     let y = access.write_matrix("output", &op.output, rows.count, op.fc.rows())?;
-    matmul(isa, &rows, Input::new(both, 2 * h), &op.fc, &Output::set(y, op.output.stride()));
-    Ok(())
+    matmul(isa, &rows, Input::new(both, 2 * h), &op.fc, &Output::set(y, op.output.stride()), codes)
 }
 
 pub(super) fn copy_rows(op: &CopyRows<Cpu>, _isa: Isa, _scratch: &mut Scratch) -> Result<()> {

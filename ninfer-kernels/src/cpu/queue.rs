@@ -8,6 +8,7 @@ use ninfer_core::ops::{
 use ninfer_core::sampling::ChooseScratch;
 use ninfer_core::{Error, Result};
 
+use super::codes::Codes;
 use super::reserve::{grow, reserve};
 use super::simd::Isa;
 use super::{Cpu, attention, gdn, linear, moe, norm, sample};
@@ -41,6 +42,7 @@ impl CpuRecorded {
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) floats: Floats,
+    pub(super) codes: Codes,
     pub(super) indices: Vec<u32>,
     pub(super) places: Vec<usize>,
     pub(super) choose: ChooseScratch,

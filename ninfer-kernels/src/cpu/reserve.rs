@@ -18,6 +18,11 @@ pub(super) fn reserve(backend: &Cpu, scratch: &mut Scratch, need: &Reservation) 
     scratch.floats.get([floats(need)])?;
     grow(&mut scratch.indices, need.max_context.div_ceil(PAGE_TOKENS).max(pairs))?;
     grow(&mut scratch.places, pairs)?;
+    if backend.takes_codes() {
+        let experts = if let FfnShape::Moe { width, .. } = s.ffn { width.max(s.hidden) } else { 0 };
+        let values = product([rows, widest(need)]).max(product([pairs, experts]));
+        scratch.codes.reserve(values, rows.max(pairs))?;
+    }
     // A draw from a flat distribution uses all the memory that any draw can.
     let flat = SamplingParams::greedy().with_temperature(1.0).with_top_p(0.5);
     let mut logits = Vec::new();

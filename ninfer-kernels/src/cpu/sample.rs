@@ -18,13 +18,12 @@ const IN_PROMPT: u32 = 1 << 31;
 /// No token.
 const NONE: u32 = u32::MAX;
 
-pub(super) fn head(op: &Head<Cpu>, isa: Isa, _scratch: &mut Scratch) -> Result<()> {
+pub(super) fn head(op: &Head<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     let access = Access::new("head");
     let rows = Rows::read(&access, "head", &op.batch)?;
     let x = Input::new(access.read("input", &op.input)?, op.input.stride());
     let logits = access.write_matrix("logits", &op.logits, rows.count, op.head.rows())?;
-    matmul(isa, &rows, x, &op.head, &Output::set(logits, op.logits.stride()));
-    Ok(())
+    matmul(isa, &rows, x, &op.head, &Output::set(logits, op.logits.stride()), &mut scratch.codes)
 }
 
 pub(super) fn head_argmax(op: &HeadArgmax<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
@@ -33,11 +32,12 @@ pub(super) fn head_argmax(op: &HeadArgmax<Cpu>, isa: Isa, scratch: &mut Scratch)
     let x = Input::new(access.read("input", &op.input)?, op.input.stride());
     let ids: &mut [u32] = access.write("output", &op.output)?;
     let vocab = op.head.rows();
-    let [logits] = scratch.floats.get([rows.count * vocab])?;
-    matmul(isa, &rows, x, &op.head, &Output::set(logits, vocab));
+    let Scratch { floats, codes, choose, .. } = scratch;
+    let [logits] = floats.get([rows.count * vocab])?;
+    matmul(isa, &rows, x, &op.head, &Output::set(logits, vocab), codes)?;
     for t in 0..rows.count {
         let row = &logits[t * vocab..][..vocab];
-        let choice = sampling::choose(row, op.limit, &SamplingParams::greedy(), &|_| 0, 0, &mut scratch.choose);
+        let choice = sampling::choose(row, op.limit, &SamplingParams::greedy(), &|_| 0, 0, choose);
         ids[t * op.output.stride()] = choice.unwrap_or(NONE);
     }
     Ok(())

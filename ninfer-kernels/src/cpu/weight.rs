@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use half::f16;
 use ninfer_core::backend::DeviceWeight;
-use ninfer_core::format::{FP8_BLOCK, Fp8Scales, GROUP_PAD, GroupFormat, NVFP4_GROUP};
+use ninfer_core::format::{ActivationPrecision, FP8_BLOCK, Fp8Scales, GROUP_PAD, GroupFormat, NVFP4_GROUP};
 use ninfer_core::{DType, Error, PackedData, PackedRef, Result, WeightFormat};
 use ninfer_quant::codes;
 
@@ -24,6 +24,7 @@ struct Stack {
     rows: usize,
     cols: usize,
     bytes: usize,
+    activations: ActivationPrecision,
 }
 
 /// One packed matrix and the first row it stands at.
@@ -60,6 +61,7 @@ impl CpuWeight {
                 got: "0".to_owned(),
             });
         };
+        let activations = ActivationPrecision::common(parts)?;
         let (mut rows, mut bytes, cols) = (0, 0, first.cols());
         let mut stack = Vec::with_capacity(parts.len());
         for part in parts {
@@ -75,7 +77,7 @@ impl CpuWeight {
             rows += part.rows();
             bytes += part.bytes();
         }
-        Ok(Self(Arc::new(Stack { parts: stack, rows, cols, bytes })))
+        Ok(Self(Arc::new(Stack { parts: stack, rows, cols, bytes, activations })))
     }
 
     /// The parts that overlap a range of rows, with their share of it in rows of the part.
@@ -119,6 +121,10 @@ impl DeviceWeight for CpuWeight {
             Some(Packed::Group { format, .. }) => WeightFormat::Group(*format),
             Some(Packed::F32(_)) | None => WeightFormat::F32,
         }
+    }
+
+    fn activations(&self) -> ActivationPrecision {
+        self.0.activations
     }
 
     fn bytes(&self) -> usize {

@@ -12,6 +12,7 @@ mod rng;
 mod stored;
 mod tiny;
 
+mod activations;
 mod attention;
 mod bad_data;
 mod busy;

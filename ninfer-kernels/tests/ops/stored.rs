@@ -1,7 +1,9 @@
 //! Matrices in every storage format, with random codes, and what the codes mean.
 
 use half::{bf16, f16};
-use ninfer_core::format::{FP8_BLOCK, Fp8Scales, GROUP_PAD, GlobalScale, GroupFormat, NVFP4_GROUP};
+use ninfer_core::format::{
+    ActivationPrecision, FP8_BLOCK, Fp8Scales, GROUP_PAD, GlobalScale, GroupFormat, NVFP4_GROUP,
+};
 use ninfer_core::{DType, PackedData, PackedRef, WeightFormat};
 
 use super::rng::Rng;
@@ -34,6 +36,7 @@ pub struct Stored {
     small_scales: Vec<u8>,
     scales: Vec<f32>,
     global: GlobalScale,
+    activations: ActivationPrecision,
 }
 
 impl Stored {
@@ -49,6 +52,7 @@ impl Stored {
             small_scales: Vec::new(),
             scales: Vec::new(),
             global: GlobalScale::Multiply(1.0),
+            activations: ActivationPrecision::Native,
         };
         let code = |rng: &mut Rng| match rng.byte() {
             0x7f | 0xff => 0x7e,
@@ -115,6 +119,11 @@ impl Stored {
         m
     }
 
+    /// The same matrix with inputs that are quantised first.
+    pub fn with_activations(self, activations: ActivationPrecision) -> Self {
+        Self { activations, ..self }
+    }
+
     pub fn packed(&self) -> PackedRef<'_> {
         let data = match self.format {
             WeightFormat::F32 => PackedData::Plain { dtype: DType::F32, bytes: &self.bytes },
@@ -133,7 +142,7 @@ impl Stored {
             }
             _ => unreachable!("a format without a test"),
         };
-        PackedRef::new(self.rows, self.cols, data).unwrap()
+        PackedRef::new(self.rows, self.cols, data).unwrap().with_activations(self.activations).unwrap()
     }
 
     /// The value at a place: the code's value times its scale, rounded to f32 once.
@@ -195,7 +204,7 @@ impl Stored {
 }
 
 /// E4M3 from its definition: sign, four bits of exponent with bias 7, three of mantissa, subnormal at exponent 0.
-fn e4m3(code: u8) -> f32 {
+pub fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude =
         if exponent == 0 { mantissa / 8.0 * 2f32.powi(-6) } else { (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7) };

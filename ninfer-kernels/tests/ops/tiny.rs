@@ -2,7 +2,7 @@
 
 use half::bf16;
 use ninfer_core::backend::InferenceBackend;
-use ninfer_core::format::GroupFormat;
+use ninfer_core::format::{ActivationPrecision, GroupFormat};
 use ninfer_core::ops::{
     Attend, Choose, Count, Embed, Experts, GdnMix, GdnParams, GdnRecord, GdnState, Head, HeadArgmax, KvLayer, MtpStem,
     Norm, OutputGate, Project, ProjectAdd, RmsNorm, RopeAppend, RopeTable, Route, Swiglu,
@@ -135,8 +135,15 @@ impl<B: InferenceBackend> Tiny<B> {
                 WeightFormat::Nvfp4 if parts[0].1 % 16 != 0 => WeightFormat::Bf16,
                 other => other,
             };
-            let stored: Vec<Stored> =
-                parts.iter().map(|&(n, k)| Stored::random(format, false, n, k, 0.1, &mut rng)).collect();
+            // One projection, and the down matrices of the experts.
+            let activations = match format {
+                WeightFormat::Fp8Row => ActivationPrecision::E4m3Token,
+                _ => ActivationPrecision::Native,
+            };
+            let random = |&(n, k): &(usize, usize)| {
+                Stored::random(format, false, n, k, 0.1, &mut rng).with_activations(activations)
+            };
+            let stored: Vec<Stored> = parts.iter().map(random).collect();
             weights.push(lab.weight(&stored.iter().map(Stored::packed).collect::<Vec<_>>()));
         }
         let stem = Stored::random(WeightFormat::Bf16, false, H, 2 * H, 0.1, &mut rng);

@@ -1,6 +1,7 @@
 //! The operations once more, in f64 and from their formulas, sharing nothing with the code under test.
 
 pub mod attention;
+pub mod codes;
 pub mod gdn;
 pub mod moe;
 
