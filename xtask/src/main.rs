@@ -1,6 +1,6 @@
-//! Checks of the workspace itself.
+//! Checks of the workspace itself, and what builds its kernels.
 //!
-//! `cargo xtask <check>` prints what it looked at, and exits with status 1 and a list of all failures if there are any.
+//! `cargo xtask <task>` prints what it looked at, and exits with status 1 and a list of all failures if there are any.
 
 #![allow(unreachable_pub, reason = "a program has no outside: `pub` means the whole of it")]
 
@@ -12,6 +12,8 @@ mod licenses;
 mod links;
 mod markdown;
 mod package;
+mod parallel;
+mod ptx;
 mod report;
 mod structure;
 mod tree;
@@ -38,10 +40,24 @@ const CHECKS: [Check; 6] = [
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let [name] = wanted.as_slice() else { return usage() };
-    let Some((name, _, check)) = CHECKS.iter().find(|(n, ..)| n == name) else { return usage() };
+    let Some((name, arguments)) = wanted.split_first() else { return usage() };
+    if name == "ptx" {
+        let mut report = Report::new("ptx");
+        return match ptx::command(arguments, &mut report) {
+            Some(result) => finish(report, result),
+            None => misuse(ptx::USAGE),
+        };
+    }
+    let Some((name, _, check)) = CHECKS.iter().find(|(n, ..)| n == name && arguments.is_empty()) else {
+        return usage();
+    };
     let mut report = Report::new(name);
-    if let Err(error) = check(&mut report) {
+    let result = check(&mut report);
+    finish(report, result)
+}
+
+fn finish(mut report: Report, result: Result<(), String>) -> ExitCode {
+    if let Err(error) = result {
         report.fail(error);
     }
     report.finish()
@@ -52,5 +68,10 @@ fn usage() -> ExitCode {
     for (name, what, _) in CHECKS {
         eprintln!("  {name:<10}{what}");
     }
+    misuse(ptx::USAGE)
+}
+
+fn misuse(usage: &str) -> ExitCode {
+    eprintln!("{usage}");
     ExitCode::from(2)
 }

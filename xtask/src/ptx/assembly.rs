@@ -1,0 +1,119 @@
+//! Runs `ptxas` on a module and reads what it says.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::toolchain::{Assembler, Toolchain, run};
+
+/// What an entry needs on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub registers: u32,
+    /// Statically allocated shared memory, in bytes.
+    pub shared: u32,
+    /// Local memory in bytes: stack frame, stores and loads of spilled registers.
+    pub stack: u32,
+    pub stores: u32,
+    pub loads: u32,
+}
+
+impl Usage {
+    /// Whether anything is kept in local memory.
+    pub fn is_local(&self) -> bool {
+        self.stack + self.stores + self.loads > 0
+    }
+}
+
+/// An assembled module.
+#[derive(Debug)]
+pub struct Assembled {
+    /// What each entry needs.
+    pub usage: BTreeMap<String, Usage>,
+    /// Everything that is a warning.
+    pub warnings: Vec<String>,
+    /// Where the machine code is, as long as the folder that was asked for is there.
+    pub cubin: PathBuf,
+}
+
+/// Assembles a module for a device; files go into `scratch`. The error holds what the assembler said.
+pub fn assemble(
+    toolchain: &Toolchain,
+    assembler: Assembler,
+    device: &str,
+    ptx: &str,
+    scratch: &Path,
+) -> Result<Assembled, String> {
+    let io = |e: std::io::Error| format!("{}: {e}", scratch.display());
+    let folder = tempfile::tempdir_in(scratch).map_err(io)?.keep();
+    let (module, cubin) = (folder.join("module.ptx"), folder.join("module.cubin"));
+    std::fs::write(&module, ptx).map_err(io)?;
+    let mut command = Command::new(toolchain.assembler(assembler)?);
+    command.arg("-v").arg(format!("-arch={device}")).arg(&module).arg("-o").arg(&cubin);
+    let (usage, warnings) = read(&run(&mut command)?)?;
+    Ok(Assembled { usage, warnings, cubin })
+}
+
+/// Reads the answer to `ptxas -v`.
+fn read(text: &str) -> Result<(BTreeMap<String, Usage>, Vec<String>), String> {
+    let mut usage = BTreeMap::new();
+    let mut warnings = Vec::new();
+    let mut entry: Option<String> = None;
+    for line in text.lines() {
+        let info = line.strip_prefix("ptxas info").map_or(line, |l| l.trim_start_matches([' ', ':']));
+        if let Some(rest) = info.strip_prefix("Compiling entry function '") {
+            let name = rest.split('\'').next().unwrap_or_default().to_owned();
+            usage.insert(name.clone(), Usage::default());
+            entry = Some(name);
+        } else if let Some(all) = entry.as_ref().and_then(|e| usage.get_mut(e)) {
+            let number = |what: &str| before(info, what);
+            if info.contains("bytes stack frame") {
+                // A function that was not inlined has a line of its own, which counts for the entry before it.
+                let numbers = [" bytes stack frame", " bytes spill stores", " bytes spill loads"].map(number);
+                let [Some(stack), Some(stores), Some(loads)] = numbers else { return Err(format!("ptxas: {line}")) };
+                (all.stack, all.stores, all.loads) = (all.stack + stack, all.stores + stores, all.loads + loads);
+            } else if info.starts_with("Used ") {
+                all.registers = number(" registers").ok_or_else(|| format!("ptxas: {line}"))?;
+                all.shared = number(" bytes smem").unwrap_or(0);
+            }
+        }
+        if line.contains("warning") || line.contains("Warning") || line.contains("Performance Loss") {
+            warnings.push(line.trim().to_owned());
+        }
+    }
+    Ok((usage, warnings))
+}
+
+/// The number that stands before some words.
+fn before(line: &str, words: &str) -> Option<u32> {
+    let head = &line[..line.find(words)?];
+    head.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_memory_and_warnings_are_read() {
+        let text = "ptxas info    : 0 bytes gmem\n\
+            ptxas info    : Compiling entry function 'a' for 'sm_90'\n\
+            ptxas info    : Function properties for a\n\
+            \x20   24 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n\
+            ptxas info    : Used 255 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]\n\
+            ptxas info    : Compile time = 41.021 ms\n\
+            ptxas info    : (C7510) Potential Performance Loss: wgmma serialized\n\
+            ptxas info    : Compiling entry function 'b' for 'sm_90'\n\
+            ptxas info    : Function properties for helper\n\
+            \x20   16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+            ptxas info    : Function properties for b\n\
+            \x20   0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+            ptxas info    : Used 8 registers, 368 bytes cmem[0]\n";
+        let (usage, warnings) = read(text).unwrap();
+        assert_eq!(usage["a"], Usage { registers: 255, shared: 1024, stack: 24, stores: 4, loads: 8 });
+        assert_eq!(usage["b"], Usage { registers: 8, stack: 16, ..Usage::default() });
+        assert!(usage["a"].is_local() && usage["b"].is_local() && !Usage::default().is_local());
+        assert_eq!(warnings.len(), 1);
+        assert!(read("ptxas info : Compiling entry function 'a' for 'x'\nUsed no registers").is_err());
+    }
+}
