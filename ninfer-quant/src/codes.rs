@@ -13,7 +13,11 @@
 //! [`encode`](crate::encode()) does.
 
 use half::f16;
-use half::slice::HalfFloatSliceExt;
+
+pub use crate::slices::{
+    decode_bf16_slice, decode_e2m1_scaled, decode_e4m3_scaled, decode_f16_slice, decode_f32_slice, encode_bf16_slice,
+    encode_f16_slice, encode_f32_slice,
+};
 
 /// Largest E2M1 value.
 pub const E2M1_MAX: f32 = 6.0;
@@ -81,16 +85,25 @@ pub const fn decode_e2m1(code: u8) -> f32 {
 /// assert_eq!(decode_e2m1(encode_e2m1(-1e9)), -6.0);
 /// ```
 #[must_use]
+#[inline]
 pub const fn encode_e2m1(x: f32) -> u8 {
-    let a = x.abs();
-    let magnitude = (a > 0.25) as u8
-        + (a >= 0.75) as u8
-        + (a > 1.25) as u8
-        + (a >= 1.75) as u8
-        + (a > 2.5) as u8
-        + (a >= 3.5) as u8
-        + (a > 5.0) as u8;
-    magnitude | ((x.is_sign_negative() as u8) << 3)
+    if x.is_nan() { (x.to_bits() >> 28) as u8 & 8 } else { nearest_e2m1(x) }
+}
+
+/// [`encode_e2m1`] of a number, in selections instead of branches: loops over it become vector instructions.
+#[inline(always)]
+pub(crate) const fn nearest_e2m1(x: f32) -> u8 {
+    // Below 1 the codes are steps of 0.5: adding 2²² leaves such a step as the last bit of the sum, rounded to nearest even.
+    const STEPS: f32 = 4_194_304.0;
+    let bits = x.to_bits();
+    let a = bits & 0x7FFF_FFFF;
+    let below_one = (f32::from_bits(a) + STEPS).to_bits().wrapping_sub(STEPS.to_bits());
+    // From 1 on they are exponent and first mantissa bit; a carry out of the mantissa raises the exponent correctly.
+    let from_one = (bits >> 22 & 1).wrapping_add(a).wrapping_add(0x1F_FFFF).wrapping_sub(126 << 23) >> 22;
+    // Compared as signed numbers, which vector units do in one step.
+    let code = if (a as i32) < 0x3F80_0000 { below_one } else { from_one } as i32;
+    let code = if code > 7 { 7 } else { code };
+    (code as u32 | bits >> 28 & 8) as u8
 }
 
 /// Decodes an E4M3 code.
@@ -115,40 +128,43 @@ pub const fn decode_e4m3(code: u8) -> f32 {
 /// assert_eq!(encode_e4m3(f32::NAN) & 0x7F, 0x7F);
 /// ```
 #[must_use]
+#[inline]
 pub const fn encode_e4m3(x: f32) -> u8 {
+    if x.is_nan() { 0x7F | (x.to_bits() >> 24) as u8 & 0x80 } else { nearest_e4m3(x) }
+}
+
+/// [`encode_e4m3`] of a number, in selections instead of branches: loops over it become vector instructions.
+#[inline(always)]
+pub(crate) const fn nearest_e4m3(x: f32) -> u8 {
     // Adding 2¹⁴ leaves 2⁻⁹, the subnormal step, as the last bit of the sum, rounded to nearest even.
-    const SUBNORMAL: f32 = 16384.0;
+    const STEPS: f32 = 16384.0;
     let bits = x.to_bits();
-    let sign = (bits >> 24) as u8 & 0x80;
     let a = bits & 0x7FFF_FFFF;
-    let magnitude = if a > 0x7F80_0000 {
-        0x7F
-    } else if a >= E4M3_MAX.to_bits() {
-        0x7E
-    } else if a < 0x3C80_0000 {
-        (f32::from_bits(a) + SUBNORMAL).to_bits() - SUBNORMAL.to_bits()
-    } else {
-        // Below 448 the rounded code is at most 0x7E: the carry out of the mantissa raises the exponent correctly.
-        ((a + 0x7_FFFF + ((a >> 20) & 1)) >> 20) - (120 << 3)
-    };
-    sign | magnitude as u8
+    let subnormal = (f32::from_bits(a) + STEPS).to_bits().wrapping_sub(STEPS.to_bits());
+    // A carry out of the mantissa raises the exponent correctly.
+    let normal = (bits >> 20 & 1).wrapping_add(a).wrapping_add(0x7_FFFF).wrapping_sub(120 << 23) >> 20;
+    // Compared as signed numbers, which vector units do in one step.
+    let code = if (a as i32) < 0x3C80_0000 { subnormal } else { normal } as i32;
+    let code = if code > 0x7E { 0x7E } else { code };
+    (code as u32 | bits >> 24 & 0x80) as u8
 }
 
 /// Decodes a BF16 bit pattern; exact.
 #[must_use]
+#[inline]
 pub const fn decode_bf16(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
 /// Encodes to BF16, nearest even; overflow becomes infinity, a NaN stays a NaN.
 #[must_use]
+#[inline]
 pub const fn encode_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    if x.is_nan() {
-        // Quiet, so that cutting the low bits off cannot make an infinity of it.
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
+    // Quiet, so that cutting the low bits off cannot make an infinity of a NaN.
+    let quiet = (bits >> 16) | 0x40;
+    (if bits & 0x7FFF_FFFF > 0x7F80_0000 { quiet } else { rounded }) as u16
 }
 
 /// Decodes an F16 bit pattern; exact.
@@ -161,84 +177,6 @@ pub fn decode_f16(bits: u16) -> f32 {
 #[must_use]
 pub fn encode_f16(x: f32) -> u16 {
     f16::from_f32(x).to_bits()
-}
-
-/// Decodes E4M3 codes times `scale`: `out[i] = e4m3(codes[i]) · scale`, as far as the shorter of the two slices goes.
-pub fn decode_e4m3_scaled(codes: &[u8], scale: f32, out: &mut [f32]) {
-    for (o, &c) in out.iter_mut().zip(codes) {
-        *o = E4M3[c as usize] * scale;
-    }
-}
-
-/// Decodes packed E2M1 codes times `scale`; byte `j` gives `out[2j]` (low nibble) and `out[2j + 1]` (high nibble).
-pub fn decode_e2m1_scaled(packed: &[u8], scale: f32, out: &mut [f32]) {
-    for (o, &b) in out.chunks_exact_mut(2).zip(packed) {
-        let pair = E2M1_PAIRS[b as usize];
-        o[0] = pair[0] * scale;
-        o[1] = pair[1] * scale;
-    }
-}
-
-/// Decodes little-endian BF16, two bytes an element, as far as the shorter of the two slices goes.
-pub fn decode_bf16_slice(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-        *o = decode_bf16(u16::from_le_bytes(*b));
-    }
-}
-
-/// Decodes little-endian F16, two bytes an element, as far as the shorter of the two slices goes.
-pub fn decode_f16_slice(bytes: &[u8], out: &mut [f32]) {
-    const BLOCK: usize = 64;
-    let mut halves = [f16::ZERO; BLOCK];
-    for (out, bytes) in out.chunks_mut(BLOCK).zip(bytes.as_chunks().0.chunks(BLOCK)) {
-        let n = out.len().min(bytes.len());
-        for (h, b) in halves.iter_mut().zip(bytes) {
-            *h = f16::from_le_bytes(*b);
-        }
-        halves[..n].convert_to_f32_slice(&mut out[..n]);
-    }
-}
-
-/// Decodes little-endian F32, four bytes an element, as far as the shorter of the two slices goes.
-pub fn decode_f32_slice(bytes: &[u8], out: &mut [f32]) {
-    for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-        *o = f32::from_le_bytes(*b);
-    }
-}
-
-/// The little-endian BF16 bytes of `values`.
-#[must_use]
-pub fn encode_bf16_slice(values: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; 2 * values.len()];
-    for (b, &x) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-        *b = encode_bf16(x).to_le_bytes();
-    }
-    bytes
-}
-
-/// The little-endian F16 bytes of `values`.
-#[must_use]
-pub fn encode_f16_slice(values: &[f32]) -> Vec<u8> {
-    const BLOCK: usize = 64;
-    let mut halves = [f16::ZERO; BLOCK];
-    let mut bytes = vec![0; 2 * values.len()];
-    for (bytes, x) in bytes.as_chunks_mut().0.chunks_mut(BLOCK).zip(values.chunks(BLOCK)) {
-        halves[..x.len()].convert_from_f32_slice(x);
-        for (b, h) in bytes.iter_mut().zip(&halves) {
-            *b = h.to_le_bytes();
-        }
-    }
-    bytes
-}
-
-/// The little-endian F32 bytes of `values`.
-#[must_use]
-pub fn encode_f32_slice(values: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; 4 * values.len()];
-    for (b, x) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-        *b = x.to_le_bytes();
-    }
-    bytes
 }
 
 #[cfg(test)]

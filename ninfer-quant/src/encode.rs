@@ -1,9 +1,9 @@
 //! One entry for encoding to any format.
 
-use ninfer_core::WeightFormat;
-use ninfer_core::format::FP8_BLOCK;
+use ninfer_core::{PackedRef, WeightFormat};
 
-use crate::packed::{check_dimensions, first};
+use crate::source::Source;
+pub(crate) use crate::source::largest;
 use crate::{Error, PackedMatrix, Result, fp8, groupwise, nvfp4, plain};
 
 /// Encodes a row-major `[rows, cols]` matrix.
@@ -26,44 +26,35 @@ use crate::{Error, PackedMatrix, Result, fp8, groupwise, nvfp4, plain};
 /// # Ok::<(), ninfer_quant::Error>(())
 /// ```
 pub fn encode(format: WeightFormat, rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
+    encode_source(format, Source::values(rows, cols, w)?)
+}
+
+/// Encodes a packed matrix again, in another format: the weights that [`dequantize_ref`](crate::dequantize_ref) gives,
+/// encoded as [`encode`] does. Rows are decoded one at a time, so that no f32 copy of the matrix is made.
+///
+/// # Errors
+/// Those of [`encode`], and [`Error::Conversion`] also for a matrix in a format this crate does not know.
+///
+/// ```
+/// use ninfer_core::{DType, PackedData, PackedRef, WeightFormat};
+/// let bytes = ninfer_quant::codes::encode_bf16_slice(&[0.5; 64]);
+/// let stored = PackedRef::new(1, 64, PackedData::Plain { dtype: DType::Bf16, bytes: &bytes })?;
+/// let m = ninfer_quant::encode_ref(WeightFormat::Fp8Row, &stored)?;
+/// assert_eq!(m.dequantize(), [0.5; 64]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn encode_ref(format: WeightFormat, m: &PackedRef<'_>) -> Result<PackedMatrix> {
+    encode_source(format, Source::packed(m)?)
+}
+
+fn encode_source(format: WeightFormat, source: Source<'_>) -> Result<PackedMatrix> {
     match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => plain::encode(format, rows, cols, w),
-        WeightFormat::Fp8Tensor => fp8::encode_tensor(rows, cols, w),
-        WeightFormat::Fp8Row => fp8::encode_rows(rows, cols, w),
-        WeightFormat::Fp8Block => fp8::encode_blocks(rows, cols, w),
-        WeightFormat::Nvfp4 => nvfp4::encode(nvfp4::Convention::CompressedTensors, rows, cols, w, None),
-        WeightFormat::Group(g) => groupwise::encode(g, rows, cols, w),
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => plain::encode_source(format, source),
+        WeightFormat::Fp8Tensor => fp8::tensor(source),
+        WeightFormat::Fp8Row => fp8::by_rows(source),
+        WeightFormat::Fp8Block => fp8::by_blocks(source),
+        WeightFormat::Nvfp4 => nvfp4::encode_source(nvfp4::Convention::CompressedTensors, source, None),
+        WeightFormat::Group(g) => groupwise::encode_source(g, source),
         _ => Err(Error::Conversion { conversion: "encode", stored: format }),
     }
-}
-
-/// Refuses wrong lengths and weights that are not finite.
-pub(crate) fn check_input(format: WeightFormat, rows: usize, cols: usize, w: &[f32]) -> Result<()> {
-    check_dimensions(rows, cols)?;
-    let expected = rows.saturating_mul(cols);
-    if w.len() != expected {
-        return Err(Error::Length { what: "weights", expected, got: w.len() });
-    }
-    match first(w, |x| !x.is_finite()) {
-        Some(i) => Err(Error::NonFinite { format, row: i / cols, col: i % cols, value: w[i] }),
-        None => Ok(()),
-    }
-}
-
-/// Largest magnitude; of finite numbers it is the one with the largest bits, and integers are compared many at a time.
-pub(crate) fn largest(w: &[f32]) -> f32 {
-    f32::from_bits(w.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7FFF_FFFF)))
-}
-
-/// Largest magnitude of each 128×128 block, `[⌈rows/128⌉, ⌈cols/128⌉]`.
-pub(crate) fn block_amax(rows: usize, cols: usize, w: &[f32]) -> Vec<f32> {
-    let blocks = cols.div_ceil(FP8_BLOCK);
-    let mut out = vec![0.0f32; rows.div_ceil(FP8_BLOCK) * blocks];
-    for row in 0..rows {
-        let out = &mut out[row / FP8_BLOCK * blocks..][..blocks];
-        for (m, x) in out.iter_mut().zip(w[row * cols..(row + 1) * cols].chunks(FP8_BLOCK)) {
-            *m = m.max(largest(x));
-        }
-    }
-    out
 }

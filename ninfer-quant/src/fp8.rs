@@ -14,8 +14,10 @@ use half::bf16;
 use ninfer_core::WeightFormat;
 use ninfer_core::format::FP8_BLOCK;
 
-use crate::codes::{E4M3_MAX, encode_e4m3};
-use crate::encode::{block_amax, check_input, largest};
+use crate::codes::E4M3_MAX;
+use crate::simd::wide;
+use crate::slices::f32_to_e4m3;
+use crate::source::{Source, largest};
 use crate::{Fp8ScaleVec, PackedMatrix, PackedParts, Result};
 
 fn scale(amax: f32) -> f32 {
@@ -29,10 +31,6 @@ fn bf16_scale(amax: f32) -> f32 {
     bf16::from_f32(amax / E4M3_MAX).max(bf16::from_bits(1)).to_f32()
 }
 
-fn push_codes(codes: &mut Vec<u8>, w: &[f32], s: f32) {
-    codes.extend(w.iter().map(|x| encode_e4m3(x / s)));
-}
-
 fn finish(rows: usize, cols: usize, codes: Vec<u8>, scales: Fp8ScaleVec) -> PackedMatrix {
     PackedMatrix::trusted(rows, cols, PackedParts::Fp8 { codes, scales })
 }
@@ -42,10 +40,20 @@ fn finish(rows: usize, cols: usize, codes: Vec<u8>, scales: Fp8ScaleVec) -> Pack
 /// # Errors
 /// [`Error::Length`](crate::Error::Length), [`Error::NonFinite`](crate::Error::NonFinite).
 pub fn encode_tensor(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
-    check_input(WeightFormat::Fp8Tensor, rows, cols, w)?;
-    let s = scale(largest(w));
-    let mut codes = Vec::with_capacity(w.len());
-    push_codes(&mut codes, w, s);
+    tensor(Source::values(rows, cols, w)?)
+}
+
+pub(crate) fn tensor(mut w: Source<'_>) -> Result<PackedMatrix> {
+    let mut amax = 0.0f32;
+    for row in 0..w.rows() {
+        amax = amax.max(w.largest_of_row(WeightFormat::Fp8Tensor, row)?);
+    }
+    let (rows, cols, s) = (w.rows(), w.cols(), scale(amax));
+    let mut codes = vec![0; rows * cols];
+    for (row, codes) in codes.chunks_exact_mut(cols.max(1)).enumerate() {
+        let x = w.row(row)?;
+        wide!(f32_to_e4m3(x, s, codes));
+    }
     Ok(finish(rows, cols, codes, Fp8ScaleVec::Tensor(s)))
 }
 
@@ -60,13 +68,16 @@ pub fn encode_tensor(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix
 /// # Ok::<(), ninfer_quant::Error>(())
 /// ```
 pub fn encode_rows(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
-    check_input(WeightFormat::Fp8Row, rows, cols, w)?;
-    let (mut codes, mut scales) = (Vec::with_capacity(w.len()), Vec::with_capacity(rows));
-    for row in 0..rows {
-        let x = &w[row * cols..(row + 1) * cols];
-        let s = scale(largest(x));
-        push_codes(&mut codes, x, s);
-        scales.push(s);
+    by_rows(Source::values(rows, cols, w)?)
+}
+
+pub(crate) fn by_rows(mut w: Source<'_>) -> Result<PackedMatrix> {
+    let (rows, cols) = (w.rows(), w.cols());
+    let (mut codes, mut scales) = (vec![0; rows * cols], vec![1.0; rows]);
+    for (row, (codes, s)) in codes.chunks_exact_mut(cols.max(1)).zip(&mut scales).enumerate() {
+        let (x, amax) = w.finite_row(WeightFormat::Fp8Row, row)?;
+        *s = scale(amax);
+        wide!(f32_to_e4m3(x, *s, codes));
     }
     Ok(finish(rows, cols, codes, Fp8ScaleVec::Row(scales)))
 }
@@ -76,15 +87,33 @@ pub fn encode_rows(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> 
 /// # Errors
 /// [`Error::Length`](crate::Error::Length), [`Error::NonFinite`](crate::Error::NonFinite).
 pub fn encode_blocks(rows: usize, cols: usize, w: &[f32]) -> Result<PackedMatrix> {
-    check_input(WeightFormat::Fp8Block, rows, cols, w)?;
+    by_blocks(Source::values(rows, cols, w)?)
+}
+
+pub(crate) fn by_blocks(mut w: Source<'_>) -> Result<PackedMatrix> {
+    let (rows, cols) = (w.rows(), w.cols());
     let blocks = cols.div_ceil(FP8_BLOCK);
-    let scales: Vec<f32> = block_amax(rows, cols, w).into_iter().map(bf16_scale).collect();
-    let mut codes = Vec::with_capacity(w.len());
+    let mut scales = vec![0.0f32; rows.div_ceil(FP8_BLOCK) * blocks];
     for row in 0..rows {
-        let scales = &scales[row / FP8_BLOCK * blocks..][..blocks];
-        for (x, &s) in w[row * cols..(row + 1) * cols].chunks(FP8_BLOCK).zip(scales) {
-            push_codes(&mut codes, x, s);
-        }
+        let (x, _) = w.finite_row(WeightFormat::Fp8Block, row)?;
+        let amax = &mut scales[row / FP8_BLOCK * blocks..][..blocks];
+        wide!({
+            for (a, x) in amax.iter_mut().zip(x.chunks(FP8_BLOCK)) {
+                *a = a.max(largest(x));
+            }
+        });
+    }
+    for s in &mut scales {
+        *s = bf16_scale(*s);
+    }
+    let mut codes = vec![0; rows * cols];
+    for (row, codes) in codes.chunks_exact_mut(cols.max(1)).enumerate() {
+        let (x, scales) = (w.row(row)?, &scales[row / FP8_BLOCK * blocks..][..blocks]);
+        wide!({
+            for ((codes, x), &s) in codes.chunks_mut(FP8_BLOCK).zip(x.chunks(FP8_BLOCK)).zip(scales) {
+                f32_to_e4m3(x, s, codes);
+            }
+        });
     }
     Ok(finish(rows, cols, codes, Fp8ScaleVec::Block(scales)))
 }

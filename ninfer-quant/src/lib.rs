@@ -20,11 +20,14 @@ pub mod report;
 pub mod role;
 mod rows;
 pub mod scale_layout;
+mod simd;
+mod slices;
+mod source;
 mod stored;
 pub mod writer;
 
 pub use dequantize::{dequantize_ref, dequantize_ref_row};
-pub use encode::encode;
+pub use encode::{encode, encode_ref};
 pub use error::{Error, Result};
 pub use experts::FusedExperts;
 pub use packed::{Fp8ScaleVec, PackedMatrix, PackedParts};

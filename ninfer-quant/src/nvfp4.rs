@@ -17,11 +17,14 @@
 //! `g` of an all-zero matrix is 1. Where `max|W|` is so small that `g` would overflow or vanish, `g` stays at the largest
 //! or smallest normal number.
 
-use ninfer_core::WeightFormat;
-use ninfer_core::format::{GlobalScale, NVFP4_GROUP};
+use std::hint::black_box;
 
-use crate::codes::{E2M1_MAX, E4M3_MAX, E4M3_MIN_POSITIVE, decode_e4m3, encode_e2m1, encode_e4m3};
-use crate::encode::{check_input, largest};
+use ninfer_core::format::{GlobalScale, NVFP4_GROUP};
+use ninfer_core::{PackedRef, WeightFormat};
+
+use crate::codes::{E2M1_MAX, E4M3_MAX, E4M3_MIN_POSITIVE, decode_e4m3, encode_e4m3, nearest_e2m1, nearest_e4m3};
+use crate::simd::wide;
+use crate::source::{Source, largest};
 use crate::{Error, PackedMatrix, PackedParts, Result};
 
 /// Which library's layout and arithmetic to follow.
@@ -53,15 +56,16 @@ fn global_scale(convention: Convention, amax: f32) -> GlobalScale {
     }
 }
 
+#[inline(always)]
 fn group_scale(global: GlobalScale, amax: f32) -> u8 {
     match global {
-        GlobalScale::Divide(g) => match encode_e4m3(g * (amax / E2M1_MAX)) {
+        GlobalScale::Divide(g) => match nearest_e4m3(g * (amax / E2M1_MAX)) {
             0 => encode_e4m3(0.125),
             code => code,
         },
         GlobalScale::Multiply(g) => match amax / (E2M1_MAX * g) {
             0.0 => encode_e4m3(1.0),
-            s => encode_e4m3(s.clamp(E4M3_MIN_POSITIVE, E4M3_MAX)),
+            s => nearest_e4m3(s.clamp(E4M3_MIN_POSITIVE, E4M3_MAX)),
         },
     }
 }
@@ -85,28 +89,73 @@ fn group_scale(global: GlobalScale, amax: f32) -> u8 {
 /// # Ok::<(), ninfer_quant::Error>(())
 /// ```
 pub fn encode(convention: Convention, rows: usize, cols: usize, w: &[f32], amax: Option<f32>) -> Result<PackedMatrix> {
+    encode_source(convention, Source::values(rows, cols, w)?, amax)
+}
+
+/// Encodes a packed matrix again as [`encode`] does, decoding a row at a time.
+///
+/// # Errors
+/// Those of [`encode`], and [`Error::Conversion`] for a matrix in a format this crate does not know.
+pub fn encode_ref(convention: Convention, m: &PackedRef<'_>, amax: Option<f32>) -> Result<PackedMatrix> {
+    encode_source(convention, Source::packed(m)?, amax)
+}
+
+pub(crate) fn encode_source(convention: Convention, mut w: Source<'_>, amax: Option<f32>) -> Result<PackedMatrix> {
     const FORMAT: WeightFormat = WeightFormat::Nvfp4;
-    check_input(FORMAT, rows, cols, w)?;
+    let (rows, cols) = (w.rows(), w.cols());
+    let mut own = 0.0f32;
+    for row in 0..rows {
+        own = own.max(w.largest_of_row(FORMAT, row)?);
+    }
     if !cols.is_multiple_of(NVFP4_GROUP) {
         return Err(Error::Columns { format: FORMAT, multiple: NVFP4_GROUP, cols });
     }
-    let own = largest(w);
     let amax = amax.unwrap_or(own);
     let global = global_scale(convention, amax);
     let fits = amax.is_finite() && amax >= own && (E2M1_MAX * global.apply(E4M3_MAX)).is_finite();
     if !fits {
         return Err(Error::Overflow { format: FORMAT, row: 0, col: 0, amax: own });
     }
-    let (mut codes, mut scales) = (Vec::with_capacity(w.len() / 2), Vec::with_capacity(w.len() / NVFP4_GROUP));
-    for group in w.chunks_exact(NVFP4_GROUP) {
-        let scale = group_scale(global, largest(group));
-        let step = global.apply(decode_e4m3(scale));
-        let mut lanes = [0u8; NVFP4_GROUP];
-        for (lane, x) in lanes.iter_mut().zip(group) {
-            *lane = encode_e2m1(x / step);
-        }
-        codes.extend(lanes.as_chunks::<2>().0.iter().map(|[low, high]| low | (high << 4)));
-        scales.push(scale);
+    let (mut codes, mut scales) = (vec![0; rows * cols / 2], vec![0; rows * cols / NVFP4_GROUP]);
+    let planes = codes.chunks_exact_mut((cols / 2).max(1)).zip(scales.chunks_exact_mut((cols / NVFP4_GROUP).max(1)));
+    for (row, (codes, scales)) in planes.enumerate() {
+        let x = w.row(row)?;
+        wide!(encode_row(global, x, codes, scales));
     }
     Ok(PackedMatrix::trusted(rows, cols, PackedParts::Nvfp4 { codes, scales, global }))
+}
+
+/// Encodes a row, a piece at a time; each step is a loop over the piece, for the compiler to make vectors of.
+#[inline(always)]
+fn encode_row(global: GlobalScale, x: &[f32], codes: &mut [u8], scales: &mut [u8]) {
+    const PIECE: usize = 512;
+    const GROUPS: usize = PIECE / NVFP4_GROUP;
+    let (mut amax, mut of_groups) = ([0.0; GROUPS], [0.0; GROUPS]);
+    let (mut steps, mut lanes) = ([0.0; PIECE], [0; PIECE]);
+    let planes = codes.chunks_mut(PIECE / 2).zip(scales.chunks_mut(GROUPS));
+    for (x, (codes, scales)) in x.chunks(PIECE).zip(planes) {
+        for (a, x) in amax.iter_mut().zip(x.as_chunks::<NVFP4_GROUP>().0) {
+            // Without the fence the compiler takes eight groups at a time and gathers their columns one by one.
+            *a = black_box(largest(x));
+        }
+        for (s, &a) in scales.iter_mut().zip(&amax) {
+            *s = group_scale(global, a);
+        }
+        for (step, &s) in of_groups.iter_mut().zip(&*scales) {
+            *step = decode_e4m3(s);
+        }
+        for step in &mut of_groups {
+            *step = global.apply(*step);
+        }
+        for (steps, &step) in steps.as_chunks_mut::<NVFP4_GROUP>().0.iter_mut().zip(&of_groups) {
+            *steps = [step; NVFP4_GROUP];
+        }
+        for ((lane, x), step) in lanes.iter_mut().zip(x).zip(&steps) {
+            // No step is zero and no weight infinite: the quotient is a number.
+            *lane = nearest_e2m1(x / step);
+        }
+        for (b, [low, high]) in codes.iter_mut().zip(lanes.as_chunks::<2>().0) {
+            *b = low | (high << 4);
+        }
+    }
 }
