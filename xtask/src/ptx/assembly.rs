@@ -50,7 +50,7 @@ pub fn assemble(
     std::fs::write(&module, ptx).map_err(io)?;
     let mut command = Command::new(toolchain.assembler(assembler)?);
     command.arg("-v").arg(format!("-arch={device}")).arg(&module).arg("-o").arg(&cubin);
-    let (usage, warnings) = read(&run(&mut command)?)?;
+    let (usage, warnings) = read(&run(&mut command).map_err(|e| objections(&e, ptx))?)?;
     Ok(Assembled { usage, warnings, cubin })
 }
 
@@ -84,6 +84,27 @@ fn read(text: &str) -> Result<(BTreeMap<String, Usage>, Vec<String>), String> {
     Ok((usage, warnings))
 }
 
+/// What the assembler objects to, each line with the instruction that it is about: the first few, as one mistake in a
+/// source is many in a module.
+fn objections(said: &str, ptx: &str) -> String {
+    const SHOWN: usize = 5;
+    let lines: Vec<_> = said.lines().filter(|l| l.contains("; error") || l.contains("fatal")).collect();
+    if lines.is_empty() {
+        return said.to_owned();
+    }
+    let instruction = |line: &str| {
+        let number = before(line, "; error")?;
+        ptx.lines().nth(usize::try_from(number).ok()?.checked_sub(1)?)
+    };
+    let told = lines.iter().take(SHOWN).map(|line| {
+        let what = line.rsplit(" : ").next().unwrap_or(line);
+        instruction(line).map_or_else(|| what.to_owned(), |i| format!("{what}: {i}"))
+    });
+    let more = lines.len().saturating_sub(SHOWN);
+    let more = (more > 0).then(|| format!("… and {more} lines more"));
+    told.chain(more).collect::<Vec<_>>().join("\n")
+}
+
 /// The number that stands before some words.
 fn before(line: &str, words: &str) -> Option<u32> {
     let head = &line[..line.find(words)?];
@@ -115,5 +136,17 @@ mod tests {
         assert!(usage["a"].is_local() && usage["b"].is_local() && !Usage::default().is_local());
         assert_eq!(warnings.len(), 1);
         assert!(read("ptxas info : Compiling entry function 'a' for 'x'\nUsed no registers").is_err());
+    }
+
+    #[test]
+    fn objections_name_the_instruction() {
+        let said = "ptxas: exit status: 255\nptxas /tmp/module.ptx, line 2; error   : Modifier '.x' requires more\n\
+            ptxas fatal   : Ptx assembly aborted due to errors";
+        assert_eq!(
+            objections(said, "ld.x %r1;\nld.y.x %r2;\n"),
+            "Modifier '.x' requires more: ld.y.x %r2;\nPtx assembly aborted due to errors"
+        );
+        assert!(objections(&said.repeat(9), "").ends_with("… and 13 lines more"));
+        assert_eq!(objections("no such file", ""), "no such file");
     }
 }

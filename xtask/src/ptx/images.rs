@@ -11,28 +11,13 @@ use super::toolchain::run;
 /// The file, inside the crate.
 pub const FILE: &str = "src/cuda/images.rs";
 
-const HEAD: &str = "//! All compiled kernels. Written by `cargo xtask ptx`, as the modules themselves.
+const HEAD: &str = "//! All compiled kernels, by family, least specific target first. Written by `cargo xtask ptx`.
 
 use ninfer_core::capability::{PtxIsa, Target};
 
-/// The kernels of one family, compiled for one target.
-pub(crate) struct Image {
-    /// Name of the source: `kernels/<family>.cu`.
-    pub(crate) family: &'static str,
-    /// What it runs on.
-    pub(crate) target: Target,
-    /// What the driver must understand.
-    pub(crate) ptx: PtxIsa,
-    /// The text of the module, compressed by zlib.
-    pub(crate) bytes: &'static [u8],
-    /// Length of the text in bytes.
-    pub(crate) len: usize,
-    /// Names of its kernels.
-    pub(crate) entries: &'static [&'static str],
-}
+use super::kernels::Image;
 
-/// By family, least specific target first.
-pub(crate) const IMAGES: &[Image] = &[
+pub(super) const IMAGES: &[Image] = &[
 ";
 
 /// The text of the file, as rustfmt leaves it.
@@ -45,11 +30,10 @@ pub fn text(root: &Path, manifest: &Manifest) -> Result<String, String> {
             let names: Vec<_> = module.entries.iter().map(|e| format!("\"{}\"", e.name)).collect();
             let (major, minor) = target.version;
             let row = format!(
-                "Image {{ family: \"{}\", target: Target::{}, ptx: PtxIsa::new({major}, {minor}), \
-                 bytes: include_bytes!(\"../../{FOLDER}/{file}\"), len: {}, entries: &[{}] }},\n",
+                "Image {{ family: \"{}\", target: Target::{}, isa: PtxIsa::new({major}, {minor}), \
+                 bytes: include_bytes!(\"../../{FOLDER}/{file}\"), entries: &[{}] }},\n",
                 family.name,
                 target.variant,
-                module.bytes,
                 names.join(", ")
             );
             out.write_str(&row).map_err(|e| e.to_string())?;
@@ -96,8 +80,8 @@ mod tests {
         let modules = vec![module("sm_80"), module("sm_120f")];
         let families = vec![Family { name: "linear".into(), sources: vec![], modules }];
         let text = text(&tree::root(), &Manifest { families, ..Manifest::default() }).unwrap();
-        assert!(text.contains("target: Target::Sm120f,\n        ptx: PtxIsa::new(8, 8),\n"), "{text}");
-        assert!(text.contains("include_bytes!(\"../../ptx/linear.sm_80.ptx.z\"),\n        len: 1234,\n"), "{text}");
+        assert!(text.contains("target: Target::Sm120f,\n        isa: PtxIsa::new(8, 8),\n"), "{text}");
+        assert!(text.contains("include_bytes!(\"../../ptx/linear.sm_80.ptx.z\"),\n"), "{text}");
         assert!(names.iter().all(|n| text.matches(&format!("\"{n}\"")).count() == 2));
         assert!(text.lines().all(|l| l.len() <= 120));
     }

@@ -89,7 +89,7 @@ fn update(root: &Path, toolchain: Toolchain, names: &[String], force: bool, repo
     }
     let old = Manifest::read(root)?;
     let way = build::way(&toolchain)?;
-    let is_remade = !old.is_made_like(&way);
+    let is_remade = !old.families.is_empty() && !old.is_made_like(&way);
     let wanted = if names.is_empty() || is_remade { &all } else { names };
 
     let mut stale = Vec::new();
