@@ -1,0 +1,5 @@
+// targets: sm_80
+// Projections with bf16 weights: common/linear.cuh.
+#include "common/linear.cuh"
+
+LINEAR_KERNELS(bf16, kBf16)

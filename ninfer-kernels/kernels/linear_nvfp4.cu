@@ -1,0 +1,5 @@
+// targets: sm_80
+// Projections with nvfp4 weights: common/linear.cuh.
+#include "common/linear.cuh"
+
+LINEAR_KERNELS(nvfp4, kNvfp4)

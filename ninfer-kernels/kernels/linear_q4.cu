@@ -1,0 +1,5 @@
+// targets: sm_80
+// Projections with q4 weights: common/linear.cuh.
+#include "common/linear.cuh"
+
+LINEAR_KERNELS(q4, kQ4)

@@ -1,0 +1,5 @@
+// targets: sm_80
+// Projections with q5 weights: common/linear.cuh.
+#include "common/linear.cuh"
+
+LINEAR_KERNELS(q5, kQ5)

@@ -1,0 +1,5 @@
+// targets: sm_80
+// Projections with w8 weights: common/linear.cuh.
+#include "common/linear.cuh"
+
+LINEAR_KERNELS(w8, kW8)

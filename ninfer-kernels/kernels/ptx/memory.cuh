@@ -1,0 +1,25 @@
+// Memory instructions, one function each.
+#pragma once
+#include "common/types.cuh"
+
+// 16 bytes that are read once: past L1.
+__device__ __forceinline__ uint4 load_stream(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+// 16 bytes from global to shared memory, asynchronously; zeros if `valid` is false.
+__device__ __forceinline__ void copy_async(u32 shared, const void* global, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes));
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
+
+template <int kPending>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
+}

@@ -1,0 +1,149 @@
+//! Shipped kernels: which module of a family is loaded on a device, and the table of functions.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ninfer_core::capability::{PtxIsa, Selection, Target};
+use ninfer_core::{Error, Result};
+
+use super::driver::{Context, Function, Module};
+use super::images::IMAGES;
+
+/// Compressed PTX of one family for one target.
+#[derive(Clone, Copy, Debug)]
+pub struct Image {
+    /// Family of kernels, the name of its source file.
+    pub family: &'static str,
+    /// What it was built for.
+    pub target: Target,
+    /// Its `.version`.
+    pub isa: PtxIsa,
+    /// zlib stream of the text.
+    pub bytes: &'static [u8],
+    /// Kernels in it.
+    pub entries: &'static [&'static str],
+}
+
+impl Image {
+    /// The PTX text.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it does not decompress.
+    pub fn text(&self) -> Result<String> {
+        let corrupt = |reason: String| Error::Corrupt { reason: format!("PTX of {}: {reason}", self.family) };
+        let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(self.bytes).map_err(|e| corrupt(e.to_string()))?;
+        String::from_utf8(bytes).map_err(|e| corrupt(e.to_string()))
+    }
+}
+
+/// All shipped images.
+#[must_use]
+pub fn images() -> &'static [Image] {
+    IMAGES
+}
+
+/// A kernel that was used on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelUse {
+    /// Its name.
+    pub name: &'static str,
+    /// The target of the module that it was taken from.
+    pub target: Target,
+    /// Newer or more specific targets that were left out, with the reason.
+    pub passed_over: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of a thread's stack.
+    pub local_bytes: u32,
+    /// Static shared memory of a block in bytes.
+    pub shared_bytes: u32,
+}
+
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<(&'static str, Target), Module>,
+    functions: HashMap<&'static str, (Function, Target, u32)>,
+}
+
+/// Modules and functions of one device; loaded when first asked for.
+pub(super) struct Kernels {
+    context: Arc<Context>,
+    selection: Selection,
+    loaded: Mutex<Loaded>,
+}
+
+impl Kernels {
+    pub(super) fn new(context: &Arc<Context>, selection: Selection) -> Self {
+        Self { context: context.clone(), selection, loaded: Mutex::default() }
+    }
+
+    pub(super) fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// The best version of a kernel for the device, allowed to use `shared` bytes of dynamic shared memory.
+    pub(super) fn get(&self, family: &'static str, name: &'static str, shared: u32) -> Result<Function> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let (function, target, allowed) = match loaded.functions.get(name) {
+            Some(known) => *known,
+            None => {
+                let image = self.image(family, name)?;
+                let key = (family, image.target);
+                if !loaded.modules.contains_key(&key) {
+                    let label = format!("{family}.{}", image.target);
+                    let module = Module::load(&self.context, &label, &image.text()?)?;
+                    loaded.modules.insert(key, module);
+                }
+                let function = loaded.modules[&key].function(name)?;
+                (function, image.target, 48 << 10)
+            }
+        };
+        if shared > allowed {
+            function.allow_shared(shared)?;
+        }
+        loaded.functions.insert(name, (function, target, allowed.max(shared)));
+        Ok(function)
+    }
+
+    fn image(&self, family: &'static str, name: &'static str) -> Result<&'static Image> {
+        let of_family = || IMAGES.iter().filter(|i| i.family == family && i.entries.contains(&name));
+        self.selection.targets.iter().find_map(|t| of_family().find(|i| i.target == *t)).ok_or_else(|| {
+            Error::Unsupported {
+                op: format!("kernel {name}"),
+                need: of_family().map(|i| i.target.to_string()).collect::<Vec<_>>().join(" or "),
+                have: self.selection.base.to_string(),
+            }
+        })
+    }
+
+    /// Every kernel used so far, by name.
+    pub(super) fn report(&self) -> Vec<KernelUse> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses: Vec<_> = loaded
+            .functions
+            .iter()
+            .map(|(&name, (function, target, _))| KernelUse {
+                name,
+                target: *target,
+                passed_over: self.passed_over(name, *target),
+                registers: function.registers,
+                local_bytes: function.local,
+                shared_bytes: function.shared,
+            })
+            .collect();
+        uses.sort_by_key(|u| u.name);
+        uses
+    }
+
+    fn passed_over(&self, name: &str, chosen: Target) -> String {
+        let mut text = String::new();
+        for image in IMAGES.iter().filter(|i| i.entries.contains(&name) && i.target > chosen) {
+            let reason =
+                if self.selection.targets.contains(&image.target) { "not preferred" } else { "not on this device" };
+            let _ = write!(text, "{}{}: {reason}", if text.is_empty() { "" } else { ", " }, image.target);
+        }
+        text
+    }
+}

@@ -1,0 +1,247 @@
+//! Projections.
+
+use ninfer_core::Result;
+use ninfer_core::backend::DeviceWeight;
+use ninfer_core::ops::{LinearOps, Norm, Project, ProjectAdd, Swiglu};
+use ninfer_core::view::View;
+
+use super::Cuda;
+use super::buffer::Matrix;
+use super::driver::Launch;
+use super::norm::{Staged, stage, staged_bytes};
+use super::queue::CudaQueue;
+use super::weight::{CudaWeight, ROW_BLOCK, RecordFormat, WeightArg};
+
+/// Matrices of one launch.
+const PARTS: usize = 6;
+/// Threads of a block.
+const BLOCK: u32 = 256;
+
+/// What becomes of a result, `Epilogue` of `common/linear.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Epilogue {
+    Store = 0,
+    Add = 1,
+    Float = 2,
+}
+
+/// `Part` of `common/linear.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct PartArg {
+    weight: WeightArg,
+    out: Matrix,
+    first_block: i32,
+    rows: i32,
+    second_row: i32,
+    expert_rows: i32,
+}
+
+/// `Linear` of `common/linear.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct LinearArg {
+    x: Matrix,
+    column_scale: u64,
+    tiles: u64,
+    order: u64,
+    columns: i32,
+    parts: i32,
+    epilogue: i32,
+    pairs_per_row: i32,
+    part: [PartArg; PARTS],
+}
+
+/// One matrix of a product and where its result goes.
+pub(super) struct Target<'a> {
+    pub(super) weight: &'a CudaWeight,
+    pub(super) out: Matrix,
+    /// Columns of the result.
+    pub(super) rows: usize,
+    /// The second half of the matrix is the factor of `silu(first half)`.
+    pub(super) pair: bool,
+}
+
+/// Pairs of tokens and experts in order of experts: see `moe.cu`.
+#[derive(Clone, Copy)]
+pub(super) struct Groups {
+    /// `{expert, first, count, 0}` of each tile.
+    pub(super) tiles: u64,
+    pub(super) order: u64,
+    /// Most tiles there can be.
+    pub(super) capacity: usize,
+    /// Pairs in a tile at most.
+    pub(super) width: usize,
+    /// Pairs that share a row of the input.
+    pub(super) pairs_per_row: usize,
+}
+
+/// A product of one staged input with some matrices.
+pub(super) struct Product<'a> {
+    pub(super) input: Staged,
+    pub(super) columns: usize,
+    pub(super) epilogue: Epilogue,
+    pub(super) groups: Option<Groups>,
+    pub(super) targets: &'a [Target<'a>],
+}
+
+fn family(format: RecordFormat) -> &'static str {
+    match format {
+        RecordFormat::Bf16 => "linear_bf16",
+        RecordFormat::Fp8 => "linear_fp8",
+        RecordFormat::Nvfp4 => "linear_nvfp4",
+        RecordFormat::Q4 => "linear_q4",
+        RecordFormat::Q5 => "linear_q5",
+        RecordFormat::Q6 => "linear_q6",
+        RecordFormat::W8 => "linear_w8",
+    }
+}
+
+/// Name of the kernel for tiles of 8, 16 or 64 columns; `any` takes rows that do not start at multiples of 16.
+fn kernel(format: RecordFormat, columns: usize, any: bool) -> &'static str {
+    macro_rules! names {
+        ($($format:ident: $text:literal),+) => {
+            match (format, columns, any) {
+                $((RecordFormat::$format, _, true) => concat!("linear_", $text, "_8_any"),
+                (RecordFormat::$format, 8, _) => concat!("linear_", $text, "_8"),
+                (RecordFormat::$format, 16, _) => concat!("linear_", $text, "_16"),
+                (RecordFormat::$format, ..) => concat!("linear_", $text, "_64"),)+
+            }
+        };
+    }
+    names!(Bf16: "bf16", Fp8: "fp8", Nvfp4: "nvfp4", Q4: "q4", Q5: "q5", Q6: "q6", W8: "w8")
+}
+
+/// Columns of a tile for a number of tokens. All widths belong to one numeric class.
+pub(super) fn tile_columns(columns: usize) -> usize {
+    match columns {
+        0..=8 => 8,
+        9..=16 => 16,
+        _ => 64,
+    }
+}
+
+/// Launches a product: one kernel for all matrices of a format.
+pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>) -> Result<()> {
+    let format_of = |t: &Target<'_>| t.weight.layout().format;
+    let mut done = vec![false; product.targets.len()];
+    for i in 0..product.targets.len() {
+        if done[i] {
+            continue;
+        }
+        let format = format_of(&product.targets[i]);
+        let same: Vec<_> =
+            (i..product.targets.len()).filter(|&j| !done[j] && format_of(&product.targets[j]) == format).collect();
+        for list in same.chunks(PARTS) {
+            launch(backend, queue, product, format, list)?;
+            list.iter().for_each(|&j| done[j] = true);
+        }
+    }
+    Ok(())
+}
+
+fn launch(
+    backend: &Cuda,
+    queue: &mut CudaQueue,
+    product: &Product<'_>,
+    format: RecordFormat,
+    list: &[usize],
+) -> Result<()> {
+    let empty =
+        PartArg { weight: WeightArg::NONE, out: Matrix::NONE, first_block: 0, rows: 0, second_row: 0, expert_rows: 0 };
+    let mut part = [empty; PARTS];
+    let (mut blocks, mut any) = (0, false);
+    for (part, &i) in part.iter_mut().zip(list) {
+        let target = &product.targets[i];
+        let second_row = if target.pair { target.rows } else { 0 };
+        let expert_rows = target.rows * if target.pair { 2 } else { 1 };
+        any |= second_row % ROW_BLOCK != 0 || (product.groups.is_some() && expert_rows % ROW_BLOCK != 0);
+        *part = PartArg {
+            weight: target.weight.argument(),
+            out: target.out,
+            first_block: blocks as i32,
+            rows: target.rows as i32,
+            second_row: second_row as i32,
+            expert_rows: expert_rows as i32,
+        };
+        blocks += target.rows.div_ceil(ROW_BLOCK);
+    }
+    let (width, tiles) = match &product.groups {
+        Some(groups) => (groups.width, groups.capacity),
+        None => {
+            let width = if any { 8 } else { tile_columns(product.columns) };
+            (width, product.columns.div_ceil(width))
+        }
+    };
+    let arguments = LinearArg {
+        x: product.input.values,
+        column_scale: product.input.scales,
+        tiles: product.groups.map_or(0, |g| g.tiles),
+        order: product.groups.map_or(0, |g| g.order),
+        columns: product.columns as i32,
+        parts: list.len() as i32,
+        epilogue: product.epilogue as i32,
+        pairs_per_row: product.groups.map_or(1, |g| g.pairs_per_row) as i32,
+        part,
+    };
+    let how = Launch { grid: [blocks as u32, tiles as u32, 1], block: BLOCK, shared: 0 };
+    // SAFETY: the struct is the kernel's parameter. Input and results are views whose shapes the recorder checked, or parts
+    // of the workspace of those shapes.
+    unsafe { queue.launch(backend, family(format), kernel(format, width, any), how, &arguments) }
+}
+
+/// Whether tiles of pairs must be of 8 columns, because rows of the experts start anywhere.
+pub(super) fn needs_any(rows: usize, pair: bool) -> bool {
+    rows % ROW_BLOCK != 0 || (pair && (rows * 2) % ROW_BLOCK != 0)
+}
+
+/// Products of one input that is normed or quantised first, with matrices of any formats.
+fn project_parts(
+    backend: &Cuda,
+    queue: &mut CudaQueue,
+    input: &View<Cuda>,
+    norm: Option<&Norm<Cuda>>,
+    epilogue: Epilogue,
+    targets: Vec<Target<'_>>,
+) -> Result<()> {
+    let columns = input.rows();
+    let [space] = queue.scratch([staged_bytes(columns, input.cols())])?;
+    let mut rest = targets;
+    while let Some(first) = rest.first() {
+        let precision = first.weight.activations();
+        let (now, later): (Vec<_>, Vec<_>) = rest.into_iter().partition(|t| t.weight.activations() == precision);
+        let input = stage(backend, queue, input, norm, precision, space)?;
+        multiply(backend, queue, &Product { input, columns, epilogue, groups: None, targets: &now })?;
+        rest = later;
+    }
+    Ok(())
+}
+
+impl LinearOps for Cuda {
+    fn project(&self, queue: &mut CudaQueue, op: Project<Self>) -> Result<()> {
+        queue.submit(op, |queue, op| {
+            let targets = op
+                .parts
+                .iter()
+                .map(|(weight, out)| Target { weight, out: out.into(), rows: weight.rows(), pair: false })
+                .collect();
+            project_parts(self, queue, &op.input, op.norm.as_ref(), Epilogue::Store, targets)
+        })
+    }
+
+    fn project_add(&self, queue: &mut CudaQueue, op: ProjectAdd<Self>) -> Result<()> {
+        queue.submit(op, |queue, op| {
+            let out = Matrix::from(&op.residual);
+            let targets = vec![Target { weight: &op.weight, out, rows: op.weight.rows(), pair: false }];
+            project_parts(self, queue, &op.input, None, Epilogue::Add, targets)
+        })
+    }
+
+    fn swiglu(&self, queue: &mut CudaQueue, op: Swiglu<Self>) -> Result<()> {
+        queue.submit(op, |queue, op| {
+            let rows = op.output.cols();
+            let targets = vec![Target { weight: &op.gate_up, out: Matrix::from(&op.output), rows, pair: true }];
+            project_parts(self, queue, &op.input, op.norm.as_ref(), Epilogue::Store, targets)
+        })
+    }
+}

@@ -1,0 +1,210 @@
+//! The CUDA backend: committed PTX, loaded through the NVIDIA driver; nothing else needs to be installed.
+//!
+//! Activations are bf16, sums f32. Weights are repacked once, at load, into the order in which the lanes of a matrix
+//! instruction consume them. A queue is one stream with its workspace; a recorded step is an executable graph. Nothing
+//! is allocated while a step is replayed, and a download is the only synchronisation.
+//!
+//! Kernels are compiled by the driver when they are first used. What was chosen for the device is listed by
+//! [`Cuda::kernel_report`].
+
+mod batch;
+mod buffer;
+mod driver;
+mod images;
+mod kernels;
+mod linear;
+mod moe;
+mod norm;
+mod pack;
+mod queue;
+mod report;
+mod reserve;
+mod weight;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ninfer_core::backend::Reservation;
+use ninfer_core::capability::{SHIPPED, select_targets};
+use ninfer_core::device::{DeviceInfo, DeviceKind};
+use ninfer_core::{Backend, DType, Error, PackedRef, Recorder, Result, View};
+
+pub use buffer::CudaBuffer;
+pub use kernels::{Image, KernelUse, images};
+pub use queue::{CudaQueue, CudaRecorded};
+pub use weight::CudaWeight;
+
+use driver::{Context, Memory};
+use kernels::Kernels;
+use pack::Loader;
+
+/// One NVIDIA GPU as a backend; a cheap handle.
+///
+/// ```no_run
+/// use ninfer_core::Backend;
+/// use ninfer_kernels::cuda::Cuda;
+/// let gpu = Cuda::new(0)?;
+/// println!("{}", gpu.device());
+/// # Ok::<(), ninfer_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Cuda(Arc<Inner>);
+
+struct Inner {
+    loader: Loader,
+    kernels: Kernels,
+    device: DeviceInfo,
+    context: Arc<Context>,
+}
+
+impl Cuda {
+    /// Opens a device by its number.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`] without a driver, [`Error::OutOfRange`] for a device that does not exist,
+    /// [`Error::DriverTooOld`] and [`Error::Unsupported`] where no shipped kernels run on it.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        let devices = ninfer_core::driver::devices()?;
+        let Some(device) = devices.get(ordinal as usize).cloned() else {
+            return Err(Error::OutOfRange {
+                what: "CUDA device",
+                got: ordinal.to_string(),
+                legal: match devices.len() {
+                    0 => "none: the driver sees no device".to_owned(),
+                    n => format!("0 to {}", n - 1),
+                },
+            });
+        };
+        let capability = device.capability.ok_or_else(|| Error::Unsupported {
+            op: "CUDA kernels".to_owned(),
+            need: "a compute capability".to_owned(),
+            have: device.name.clone(),
+        })?;
+        let selection = select_targets(capability, device.driver, &SHIPPED)?;
+        let context = Context::retain(ordinal)?;
+        let host = device.integrated.then(ninfer_core::device::HostMemory::detect).flatten();
+        let device = device.with_driver_free(context.memory()?.0, host);
+        Ok(Self(Arc::new(Inner {
+            loader: Loader::new(&context),
+            kernels: Kernels::new(&context, selection),
+            device,
+            context,
+        })))
+    }
+
+    /// What a user should be told about the choice of kernels; empty for a known part with a new enough driver.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.0.kernels.selection().notices
+    }
+
+    /// Every kernel used so far, with the target it was built for and its resources.
+    #[must_use]
+    pub fn kernel_report(&self) -> Vec<KernelUse> {
+        self.0.kernels.report()
+    }
+
+    /// Free device memory in bytes, as the driver sees it now.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn free_memory(&self) -> Result<u64> {
+        self.0.context.memory().map(|(free, _)| free)
+    }
+
+    /// Gives back the pinned memory that loading weights took; call it when all are loaded.
+    pub fn finish_loading(&self) {
+        self.0.loader.release();
+    }
+
+    fn kernels(&self) -> &Kernels {
+        &self.0.kernels
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.0.context
+    }
+
+    /// Streaming multiprocessors.
+    fn sms(&self) -> usize {
+        self.0.device.sm_count as usize
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cuda({})", self.0.device.name)
+    }
+}
+
+fn same_length(op: &'static str, view: &View<Cuda>, bytes: usize) -> Result<()> {
+    if view.is_contiguous() && view.span_bytes() == bytes {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        op,
+        what: "host bytes",
+        expected: format!("{} for a contiguous view", view.span_bytes()),
+        got: format!("{bytes} for {view:?}"),
+    })
+}
+
+impl Backend for Cuda {
+    type Buffer = CudaBuffer;
+    type Weight = CudaWeight;
+    type Queue = CudaQueue;
+    type Recorded = CudaRecorded;
+
+    fn device(&self) -> &DeviceInfo {
+        debug_assert_eq!(self.0.device.kind, DeviceKind::Cuda);
+        &self.0.device
+    }
+
+    fn activation_dtype(&self) -> DType {
+        DType::Bf16
+    }
+
+    fn kv_dtypes(&self) -> &[DType] {
+        &[DType::Bf16, DType::I8, DType::F8E4M3]
+    }
+
+    fn queue(&self) -> Result<CudaQueue> {
+        CudaQueue::new(self.context())
+    }
+
+    fn reserve(&self, queue: &mut CudaQueue, need: &Reservation) -> Result<()> {
+        queue.idle("reserving workspace")?;
+        self.context().enter()?;
+        queue.reserve(reserve::bytes(self, need))
+    }
+
+    fn alloc(&self, what: &str, bytes: usize) -> Result<CudaBuffer> {
+        Ok(CudaBuffer(Arc::new(Memory::new(self.context(), what, bytes)?)))
+    }
+
+    fn upload(&self, queue: &mut CudaQueue, dst: &View<Self>, bytes: &[u8]) -> Result<()> {
+        same_length("upload", dst, bytes.len())?;
+        queue.upload(dst, bytes)
+    }
+
+    fn download(&self, queue: &mut CudaQueue, src: &View<Self>, out: &mut [u8]) -> Result<()> {
+        same_length("download", src, out.len())?;
+        queue.download(src, out)
+    }
+
+    fn prepare(&self, parts: &[PackedRef<'_>]) -> Result<CudaWeight> {
+        self.0.loader.prepare(&self.0.kernels, parts)
+    }
+
+    fn record(
+        &self,
+        queue: &mut CudaQueue,
+        work: impl FnOnce(&mut Recorder<'_, Self>) -> Result<()>,
+    ) -> Result<CudaRecorded> {
+        queue.record(|queue| work(&mut Recorder::new(self, queue)))
+    }
+
+    fn replay(&self, queue: &mut CudaQueue, step: &CudaRecorded) -> Result<()> {
+        queue.replay(step)
+    }
+}

@@ -1,0 +1,213 @@
+//! Mixture of experts.
+
+use ninfer_core::Result;
+use ninfer_core::backend::DeviceWeight;
+use ninfer_core::format::ActivationPrecision;
+use ninfer_core::ops::{Experts, MoeOps, Route};
+
+use super::Cuda;
+use super::batch::BatchArg;
+use super::buffer::Matrix;
+use super::driver::Launch;
+use super::linear::{Epilogue, Groups, Product, Target, multiply, needs_any, tile_columns};
+use super::norm::{Staged, norm_into, round_rows, stage, staged_at, staged_bytes};
+use super::queue::CudaQueue;
+use super::weight::CudaWeight;
+
+const FAMILY: &str = "moe";
+
+/// `TopK` of `moe.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TopKArg {
+    logits: Matrix,
+    gate: u64,
+    experts: Matrix,
+    weights: Matrix,
+    count: i32,
+    k: i32,
+    renormalise: i32,
+    unused: i32,
+}
+
+/// `Group` of `moe.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GroupArg {
+    batch: BatchArg,
+    experts: Matrix,
+    order: u64,
+    tiles: u64,
+    count: i32,
+    k: i32,
+    width: i32,
+    capacity: i32,
+}
+
+/// `Combine` of `moe.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CombineArg {
+    routed: Matrix,
+    shared: Matrix,
+    weights: Matrix,
+    residual: Matrix,
+    h: i32,
+    k: i32,
+}
+
+/// Most tiles of `width` pairs that `pairs` pairs of `experts` experts can need.
+fn tile_capacity(pairs: usize, experts: usize, width: usize) -> usize {
+    pairs.min(pairs / width + experts.min(pairs))
+}
+
+/// Two products in a row of one expert kind: `down · (silu(gate x) ⊙ up x)`, as f32 rows of `out`.
+struct FeedForward<'a> {
+    gate_up: &'a CudaWeight,
+    down: &'a CudaWeight,
+    /// Columns of `down`.
+    width: usize,
+    /// Rows of `down` of one expert.
+    h: usize,
+    /// Rows of the intermediate result.
+    rows: usize,
+    /// Tokens.
+    columns: usize,
+    groups: Option<Groups>,
+    input: Staged,
+    /// f32 `[rows, width]`.
+    mid: u64,
+    /// Staged `[rows, width]`.
+    staged: u64,
+    out: Matrix,
+}
+
+impl FeedForward<'_> {
+    fn run(&self, backend: &Cuda, queue: &mut CudaQueue) -> Result<()> {
+        let precision = self.down.activations();
+        let first = self.groups;
+        // Without quantisation the intermediate result is rounded where it is made.
+        let native = precision == ActivationPrecision::Native && self.width.is_multiple_of(8);
+        let input = staged_at(self.staged, self.rows, self.width, precision);
+        let (out, epilogue) = match native {
+            true => (input.values, Epilogue::Store),
+            false => (Matrix::at(self.mid, self.width), Epilogue::Float),
+        };
+        let targets = [Target { weight: self.gate_up, out, rows: self.width, pair: true }];
+        let product = Product { input: self.input, columns: self.columns, epilogue, groups: first, targets: &targets };
+        multiply(backend, queue, &product)?;
+        if !native {
+            round_rows(backend, queue, out, (self.rows, self.width), input)?;
+        }
+        let targets = [Target { weight: self.down, out: self.out, rows: self.h, pair: false }];
+        let groups = self.groups.map(|g| Groups { pairs_per_row: 1, ..g });
+        let epilogue = Epilogue::Float;
+        multiply(backend, queue, &Product { input, columns: self.columns, epilogue, groups, targets: &targets })
+    }
+}
+
+impl MoeOps for Cuda {
+    fn route(&self, queue: &mut CudaQueue, op: Route<Self>) -> Result<()> {
+        queue.submit(op, |queue, op| {
+            let (t, h, count, k) = (op.batch.rows, op.input.cols(), op.router.rows(), op.experts.cols());
+            let [logits, gate, space] = queue.scratch([t * count * 4, t * 4, staged_bytes(t, h)])?;
+            norm_into(self, queue, &op.input, &op.norm, &op.hidden)?;
+            let input = stage(self, queue, &op.hidden, None, ActivationPrecision::Native, space)?;
+            let targets = [
+                Target { weight: &op.router, out: Matrix::at(logits, count), rows: count, pair: false },
+                Target { weight: &op.shared_gate, out: Matrix::at(gate, 1), rows: 1, pair: false },
+            ];
+            let epilogue = Epilogue::Float;
+            multiply(self, queue, &Product { input, columns: t, epilogue, groups: None, targets: &targets })?;
+            let arguments = TopKArg {
+                logits: Matrix::at(logits, count),
+                gate,
+                experts: (&op.experts).into(),
+                weights: (&op.weights).into(),
+                count: count as i32,
+                k: k as i32,
+                renormalise: i32::from(op.renormalise),
+                unused: 0,
+            };
+            let how = Launch { grid: [t as u32, 1, 1], block: 32, shared: (count * 4) as u32 };
+            // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.
+            unsafe { queue.launch(self, FAMILY, "moe_top_k", how, &arguments) }
+        })
+    }
+
+    fn experts(&self, queue: &mut CudaQueue, op: Experts<Self>) -> Result<()> {
+        queue.submit(op, |queue, op| {
+            let (t, h, k) = (op.batch.rows, op.hidden.cols(), op.experts.cols());
+            let (width, shared) = (op.down.cols(), op.shared_down.cols());
+            let (pairs, count) = (t * k, op.down.rows() / h);
+            let any = needs_any(width, true) || needs_any(h, false);
+            // Tiles are as wide as the pairs of an expert are likely to be.
+            let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count)) };
+            let capacity = tile_capacity(pairs, count, tile);
+            let widest = width.max(shared);
+            let [order, tiles, space, mid, staged, routed, own] = queue.scratch([
+                pairs * 4,
+                capacity * 16,
+                staged_bytes(t, h),
+                pairs.max(t) * widest * 4,
+                staged_bytes(pairs.max(t), widest),
+                pairs * h * 4,
+                t * h * 4,
+            ])?;
+            let arguments = GroupArg {
+                batch: (&op.batch).into(),
+                experts: (&op.experts).into(),
+                order,
+                tiles,
+                count: count as i32,
+                k: k as i32,
+                width: tile as i32,
+                capacity: capacity as i32,
+            };
+            let how = Launch { grid: [1, 1, 1], block: 1024, shared: ((count + 1) * 8) as u32 };
+            // SAFETY: the struct is the kernel's parameter; order and tiles are parts of the workspace of these sizes.
+            unsafe { queue.launch(self, FAMILY, "moe_group", how, &arguments)? };
+            let (routed, own) = (Matrix::at(routed, h), Matrix::at(own, h));
+            let groups = Groups { tiles, order, capacity, width: tile, pairs_per_row: k };
+            FeedForward {
+                gate_up: &op.gate_up,
+                down: &op.down,
+                width,
+                h,
+                rows: pairs,
+                columns: t,
+                groups: Some(groups),
+                input: stage(self, queue, &op.hidden, None, op.gate_up.activations(), space)?,
+                mid,
+                staged,
+                out: routed,
+            }
+            .run(self, queue)?;
+            FeedForward {
+                gate_up: &op.shared_gate_up,
+                down: &op.shared_down,
+                width: shared,
+                h,
+                rows: t,
+                columns: t,
+                groups: None,
+                input: stage(self, queue, &op.hidden, None, op.shared_gate_up.activations(), space)?,
+                mid,
+                staged,
+                out: own,
+            }
+            .run(self, queue)?;
+            let arguments = CombineArg {
+                routed,
+                shared: own,
+                weights: (&op.weights).into(),
+                residual: (&op.residual).into(),
+                h: h as i32,
+                k: k as i32,
+            };
+            let how = Launch { grid: [h.div_ceil(256) as u32, t as u32, 1], block: 256, shared: 0 };
+            // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.
+            unsafe { queue.launch(self, FAMILY, "moe_combine", how, &arguments) }
+        })
+    }
+}
