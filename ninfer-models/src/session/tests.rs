@@ -32,10 +32,6 @@ impl Golden {
         Self(std::fs::read(folder(model).join(file)).unwrap())
     }
 
-    fn names(&self) -> Vec<String> {
-        SafeTensors::deserialize(&self.0).unwrap().names().iter().map(ToString::to_string).collect()
-    }
-
     fn floats(&self, name: &str) -> Vec<f32> {
         let file = SafeTensors::deserialize(&self.0).unwrap();
         let data = file.tensor(name).unwrap_or_else(|_| panic!("{name} is missing")).data().to_vec();
@@ -110,8 +106,7 @@ fn prompt_logits(s: &mut Session<Cpu>, lane: &mut Committed<Lane>, ids: &[u32]) 
 }
 
 fn golden_logits(golden: &Golden) -> Vec<f32> {
-    let whole = golden.names().iter().any(|n| n == "prefill.logits");
-    golden.floats(if whole { "prefill.logits" } else { "prefill.logits_last5" })
+    golden.floats("prefill.logits_last5")
 }
 
 #[test]
@@ -162,7 +157,8 @@ fn steps_match_logits_and_states() {
                 let (window, matrix) = gdn_state(&mut s, at);
                 close(&format!("{name} conv {i}"), &window, &golden.floats(&format!("step.4.cache.{i}.conv")));
                 close(&format!("{name} state {i}"), &matrix, &golden.floats(&format!("step.4.cache.{i}.state")));
-            } else {
+            } else if at + 1 == s.cache.kv.len() {
+                // The last full-attention layer, whose keys and values depend on all below.
                 let layer = s.cache.kv[at].clone();
                 let keys = kv(&mut s, lane.get(), &layer.keys, layer.heads, 0..42);
                 let values = kv(&mut s, lane.get(), &layer.values, layer.heads, 0..42);
@@ -326,6 +322,6 @@ fn bf16_pages_stay_close_to_f32_pages() {
     let mut lane = open(&mut s);
     let logits = prompt_logits(&mut s, &mut lane, &ids[..37]);
     let expected = golden_logits(&golden);
-    let worst = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let worst = last_rows(&logits, &expected).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst > TOLERANCE && worst < 0.5, "{worst}");
 }

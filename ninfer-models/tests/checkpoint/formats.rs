@@ -22,14 +22,14 @@ fn bf16_fp8_and_nvfp4_mix_with_a_quantized_head() {
             TensorRole::GdnQkv,
             store.quantize(&module(0, "linear_attn.in_proj_qkv"), WeightFormat::Fp8Tensor),
         ),
-        (LayerRef::Main(2), TensorRole::AttnK, store.quantize(&module(2, "self_attn.k_proj"), WeightFormat::Fp8Row)),
+        (LayerRef::Main(1), TensorRole::AttnK, store.quantize(&module(1, "self_attn.k_proj"), WeightFormat::Fp8Row)),
         (LayerRef::Main(3), TensorRole::MlpUp, store.quantize(&module(3, "mlp.up_proj"), WeightFormat::Nvfp4)),
-        (LayerRef::Main(4), TensorRole::MlpDown, store.quantize(&module(4, "mlp.down_proj"), WeightFormat::Fp8Block)),
+        (LayerRef::Main(2), TensorRole::MlpDown, store.quantize(&module(2, "mlp.down_proj"), WeightFormat::Fp8Block)),
         (LayerRef::Root, TensorRole::Head, store.quantize("lm_head", WeightFormat::Nvfp4)),
         (LayerRef::Mtp, TensorRole::AttnOut, store.quantize("mtp.layers.0.self_attn.o_proj", WeightFormat::Fp8Block)),
     ];
     // What ModelOpt leaves beside matrices, weight-only ones too.
-    for name in ["lm_head.input_scale", "model.language_model.layers.2.self_attn.k_proj.k_scale"] {
+    for name in ["lm_head.input_scale", "model.language_model.layers.1.self_attn.k_proj.k_scale"] {
         store.insert(name, Tensor::f32(&[], &[1.0]));
     }
     store.insert(module(3, "mlp.up_proj.input_global_scale"), Tensor::f32(&[1], &[1.0]));

@@ -36,7 +36,7 @@ fn any_single_mtp_tensor_that_is_missing_is_named() {
 fn the_mtp_layer_is_not_counted_among_the_layers() {
     let mut store = Store::fixture("tiny-tied");
     let table = store.open().unwrap();
-    assert_eq!((table.layers(), table.mtp_layers(), table.shape().layers.len()), (4, 1, 4));
+    assert_eq!((table.layers(), table.mtp_layers(), table.shape().layers.len()), (3, 1, 3));
     // What is stored decides, not what is declared.
     store.text_config()["mtp_num_hidden_layers"] = 0.into();
     assert_eq!(store.open().unwrap().mtp(), MtpState::Complete);
@@ -50,8 +50,8 @@ fn the_mtp_layer_is_not_counted_among_the_layers() {
 fn a_renamed_tensor_is_in_both_lists() {
     for (from, to) in [
         (
-            "model.language_model.layers.1.linear_attn.in_proj_a.weight",
-            "model.language_model.layers.1.linear_attn.in_proj_ba.weight",
+            "model.language_model.layers.2.linear_attn.in_proj_a.weight",
+            "model.language_model.layers.2.linear_attn.in_proj_ba.weight",
         ),
         ("model.language_model.layers.0.linear_attn.A_log", "model.language_model.layers.0.linear_attn.a_log"),
         ("model.language_model.layers.0.mlp.up_proj.weight", "model.language_model.layers.0.mlp.up_proj.weights"),
@@ -108,8 +108,8 @@ fn vision_and_activation_scales_are_skipped() {
         "model.visual.blocks.0.attn.qkv.weight",
         "visual.merger.norm.bias",
         "vision_tower.x",
-        "model.language_model.layers.3.self_attn.k_proj.k_scale",
-        "model.language_model.layers.3.self_attn.v_proj.v_scale",
+        "model.language_model.layers.2.self_attn.k_proj.k_scale",
+        "model.language_model.layers.2.self_attn.v_proj.v_scale",
         "model.language_model.layers.0.mlp.up_proj.input_scale",
         "mtp.fc.input_global_scale",
     ] {

@@ -36,7 +36,7 @@ fn load_all(table: &WeightTable) {
 
 #[test]
 fn fixtures_open_and_account_for_every_byte() {
-    for (name, layers, tied) in [("tiny-dense", 6, false), ("tiny-tied", 4, true), ("tiny-moe", 4, false)] {
+    for (name, layers, tied) in [("tiny-dense", 4, false), ("tiny-tied", 3, true), ("tiny-moe", 3, false)] {
         let table = WeightTable::open(fixture(name)).unwrap();
         assert_eq!((table.layers(), table.mtp_layers(), table.mtp()), (layers, 1, MtpState::Complete), "{name}");
         assert_eq!(table.shares_head(), tied);
@@ -63,8 +63,8 @@ fn values_are_those_of_the_file() {
         (LayerRef::Root, TensorRole::Embedding, "model.language_model.embed_tokens.weight"),
         (LayerRef::Root, TensorRole::Head, "lm_head.weight"),
         (LayerRef::Main(0), TensorRole::GdnQkv, "model.language_model.layers.0.linear_attn.in_proj_qkv.weight"),
-        (LayerRef::Main(5), TensorRole::AttnQ, "model.language_model.layers.5.self_attn.q_proj.weight"),
-        (LayerRef::Main(3), TensorRole::MlpDown, "model.language_model.layers.3.mlp.down_proj.weight"),
+        (LayerRef::Main(3), TensorRole::AttnQ, "model.language_model.layers.3.self_attn.q_proj.weight"),
+        (LayerRef::Main(2), TensorRole::MlpDown, "model.language_model.layers.2.mlp.down_proj.weight"),
         (LayerRef::Mtp, TensorRole::MtpFc, "mtp.fc.weight"),
         (LayerRef::Mtp, TensorRole::AttnOut, "mtp.layers.0.self_attn.o_proj.weight"),
     ] {
@@ -74,8 +74,8 @@ fn values_are_those_of_the_file() {
         (LayerRef::Root, VectorRole::FinalNorm, "model.language_model.norm.weight"),
         (LayerRef::Main(0), VectorRole::ALog, "model.language_model.layers.0.linear_attn.A_log"), // F32
         (LayerRef::Main(0), VectorRole::DtBias, "model.language_model.layers.0.linear_attn.dt_bias"), // BF16
-        (LayerRef::Main(1), VectorRole::Conv, "model.language_model.layers.1.linear_attn.conv1d.weight"),
-        (LayerRef::Main(2), VectorRole::KNorm, "model.language_model.layers.2.self_attn.k_norm.weight"),
+        (LayerRef::Main(2), VectorRole::Conv, "model.language_model.layers.2.linear_attn.conv1d.weight"),
+        (LayerRef::Main(1), VectorRole::KNorm, "model.language_model.layers.1.self_attn.k_norm.weight"),
         (LayerRef::Mtp, VectorRole::FinalNorm, "mtp.norm.weight"),
         (LayerRef::Mtp, VectorRole::InputNorm, "mtp.layers.0.input_layernorm.weight"),
         (LayerRef::Mtp, VectorRole::HiddenNorm, "mtp.pre_fc_norm_hidden.weight"),
@@ -90,9 +90,9 @@ fn what_a_layer_does_not_have_is_an_error() {
     let table = WeightTable::open(fixture("tiny-dense")).unwrap();
     let none = |e| matches!(e, Error::NoSuchWeight { .. });
     assert!(none(table.matrix(LayerRef::Main(0), TensorRole::AttnQ, &KEEP).unwrap_err()));
-    assert!(none(table.matrix(LayerRef::Main(6), TensorRole::MlpUp, &KEEP).unwrap_err()));
+    assert!(none(table.matrix(LayerRef::Main(4), TensorRole::MlpUp, &KEEP).unwrap_err()));
     assert!(none(table.matrix(LayerRef::Main(0), TensorRole::ExpertUp, &KEEP).unwrap_err()));
-    assert!(none(table.vector(LayerRef::Main(2), VectorRole::ALog).unwrap_err()));
+    assert!(none(table.vector(LayerRef::Main(1), VectorRole::ALog).unwrap_err()));
     assert!(none(table.experts(LayerRef::Main(0), ExpertPart::Down, &KEEP).unwrap_err()));
 }
 
@@ -100,7 +100,7 @@ fn what_a_layer_does_not_have_is_an_error() {
 fn the_three_prefixes_are_the_same_model() {
     let store = Store::fixture("tiny-dense");
     let reference = store.open().unwrap();
-    let q = |t: &WeightTable| t.matrix(LayerRef::Main(2), TensorRole::AttnQ, &KEEP).unwrap();
+    let q = |t: &WeightTable| t.matrix(LayerRef::Main(1), TensorRole::AttnQ, &KEEP).unwrap();
     for (prefix, outer) in [("model.", ""), ("language_model.model.", "language_model."), ("language_model.model.", "")]
     {
         let mut renamed = store.clone();
@@ -167,7 +167,7 @@ fn shards_may_have_any_name() {
     let (sharded, single) = (WeightTable::open(dir.path()).unwrap(), store.open().unwrap());
     assert_eq!(sharded.entries(), single.entries());
     for role in [TensorRole::GdnQkv, TensorRole::MlpUp] {
-        let layer = LayerRef::Main(3);
+        let layer = LayerRef::Main(2);
         assert_eq!(sharded.matrix(layer, role, &KEEP).unwrap(), single.matrix(layer, role, &KEEP).unwrap());
     }
 }
@@ -224,12 +224,12 @@ fn entries_tell_format_and_bytes_without_loading() {
     assert_eq!(entries.last().map(|e| e.layer), Some(LayerRef::Mtp));
     let find = |layer, role| entries.iter().find(|e| e.layer == layer && e.role == role).unwrap();
     let gate = find(LayerRef::Main(1), EntryRole::Matrix(TensorRole::ExpertGate));
-    assert_eq!((gate.count, gate.shape.as_slice(), gate.bytes), (16, &[32, 64][..], 16 * 32 * 64 * 2));
+    assert_eq!((gate.count, gate.shape.as_slice(), gate.bytes), (6, &[32, 64][..], 6 * 32 * 64 * 2));
     assert_eq!(gate.stored, Stored::Elements(DType::Bf16));
-    let q = find(LayerRef::Main(3), EntryRole::Matrix(TensorRole::AttnQ));
+    let q = find(LayerRef::Main(2), EntryRole::Matrix(TensorRole::AttnQ));
     assert_eq!(
         (q.name.as_str(), q.stored),
-        ("model.language_model.layers.3.self_attn.q_proj", Stored::Matrix(StoredKind::Plain(DType::Bf16)))
+        ("model.language_model.layers.2.self_attn.q_proj", Stored::Matrix(StoredKind::Plain(DType::Bf16)))
     );
     let conv = find(LayerRef::Main(0), EntryRole::Vector(VectorRole::Conv));
     assert_eq!((conv.shape.as_slice(), conv.role.to_string().as_str()), (&[256, 1, 4][..], "gdn.conv"));
