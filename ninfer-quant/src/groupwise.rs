@@ -111,7 +111,7 @@ fn spread_nibbles(bytes: [u8; 4]) -> u64 {
 /// Writes the codes of neighbouring groups into their bytes of the base plane and of the high plane; the inverse of
 /// [`unpack_group`].
 #[inline(always)]
-fn pack(format: GroupFormat, codes: &[i8], base: &mut [u8], high: &mut [u8]) {
+pub(crate) fn pack(format: GroupFormat, codes: &[i8], base: &mut [u8], high: &mut [u8]) {
     if format == GroupFormat::W8 {
         for (b, &c) in base.iter_mut().zip(codes) {
             *b = c as u8;

@@ -2,6 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod affine;
 pub mod bridge;
 pub mod checkpoint;
 pub mod codes;
