@@ -47,6 +47,24 @@ pub enum Failure {
         /// The system's words.
         message: String,
     },
+    /// A file or folder cannot be written.
+    #[error("cannot write {}: {message}", .path.display())]
+    Unwritable {
+        /// The file or folder.
+        path: PathBuf,
+        /// Kind of failure.
+        kind: io::ErrorKind,
+        /// The system's words.
+        message: String,
+    },
+    /// A folder that would be made is there already.
+    #[error("{} exists", .path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+        /// What to do.
+        help: String,
+    },
     /// A file given on the command line does not hold what it should.
     #[error("{}: {message}", .file.display())]
     Content {
@@ -94,6 +112,12 @@ impl Failure {
         Self::Unreadable { file: file.to_owned(), message: error.to_string() }
     }
 
+    /// A file or folder that could not be written.
+    #[must_use]
+    pub fn unwritable(path: &Path, error: &io::Error) -> Self {
+        Self::Unwritable { path: path.to_owned(), kind: error.kind(), message: error.to_string() }
+    }
+
     /// A file whose content is not what it should be.
     pub fn content(file: &Path, message: impl Into<String>) -> Self {
         Self::Content { file: file.to_owned(), message: message.into() }
@@ -103,13 +127,15 @@ impl Failure {
     #[must_use]
     pub fn help(&self) -> String {
         let text = match self {
-            Self::Usage { help, .. } => return help.clone(),
+            Self::Usage { help, .. } | Self::Exists { help, .. } => return help.clone(),
             Self::Core(error) => error.help(),
             Self::Models(error) => error.help(),
             Self::Spec(error) => error.help(),
             Self::Text(error) => error.help(),
             Self::NoShippedModel { .. } => "name the folder of a checkpoint; every program's --help says how",
             Self::Unreadable { .. } => "check that the path exists, is a file and may be read",
+            Self::Unwritable { kind: io::ErrorKind::StorageFull, .. } => "free space on the disk, or write to another one",
+            Self::Unwritable { .. } => "check that the folder exists and may be written to",
             Self::Content { .. } => "correct the file; --help says what it has to hold",
             Self::TokenId { .. } => "use the ids of this model's own tokenizer",
             Self::TooFewTokens { .. } => "give a longer text",

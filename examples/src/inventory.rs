@@ -128,7 +128,7 @@ impl Inventory {
 }
 
 /// A name with every component that is a number written `*`.
-fn pattern(name: &str) -> String {
+pub(crate) fn pattern(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
 }

@@ -18,10 +18,12 @@ pub mod loader;
 pub mod output;
 pub mod progress;
 pub mod prompt;
+pub mod quantize;
 pub mod recipes;
 pub mod reply;
 pub mod sampling;
 pub mod shipped;
+pub mod size;
 pub mod speculation;
 pub mod table;
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use ninfer_core::WeightFormat;
 use ninfer_models::weights::{ExpertPart, LayerRef, MtpState, VectorRole, WeightTable};
 use ninfer_models::{Config, Error, Result, qwen35::WeightSource};
-use ninfer_quant::{PackedMatrix, Recipe, TensorRole};
+use ninfer_quant::{Conversion, PackedMatrix, Recipe, TensorRole};
 use serde::{Serialize, Serializer};
 
 /// One or more recipes, applied in order to each matrix.
@@ -57,6 +57,29 @@ impl Recipes {
     pub fn result(&self, role: TensorRole, is_mtp: bool, stored: WeightFormat) -> WeightFormat {
         let step = |format, recipe: &Recipe| recipe.target(role, is_mtp, format).result(format);
         std::iter::once(&self.first).chain(&self.rest).fold(stored, step)
+    }
+
+    /// Whether a matrix is changed, and the format that it ends in.
+    #[must_use]
+    pub fn outcome(&self, layer: LayerRef, role: TensorRole, stored: WeightFormat) -> (bool, WeightFormat) {
+        std::iter::once(&self.first).chain(&self.rest).fold((false, stored), |(changed, format), recipe| {
+            let conversion = recipe.target(role, layer.is_mtp(), format);
+            (changed || conversion != Conversion::Keep, conversion.result(format))
+        })
+    }
+
+    /// Converts a matrix as all recipes say, one after the other.
+    ///
+    /// # Errors
+    /// Those of [`Conversion::apply`].
+    pub fn apply(
+        &self,
+        m: &PackedMatrix,
+        layer: LayerRef,
+        role: TensorRole,
+    ) -> Result<PackedMatrix, ninfer_quant::Error> {
+        let first = self.first.target(role, layer.is_mtp(), m.format()).apply(m)?;
+        self.rest.iter().try_fold(first, |m, r| r.target(role, layer.is_mtp(), m.format()).apply_owned(m))
     }
 
     /// Applies all recipes but the first.

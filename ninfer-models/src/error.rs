@@ -206,6 +206,14 @@ pub enum Error {
         /// What was looked for.
         role: String,
     },
+    /// Data of a new file was not given, or does not belong there.
+    #[error("{bytes} bytes of tensor {tensor} are missing or do not fit")]
+    Unwritten {
+        /// The tensor, or the first of its file.
+        tensor: String,
+        /// Bytes.
+        bytes: u64,
+    },
     /// Memory for a tensor could not be had.
     #[error("{what} needs {bytes} bytes, which could not be allocated")]
     OutOfMemory {
@@ -223,6 +231,8 @@ impl Error {
         match self {
             Self::Core(e) => e.help(),
             Self::Quant { source, .. } => source.help(),
+            Self::Io { kind: std::io::ErrorKind::StorageFull, .. } => "free space on the disk, or write to another one",
+            Self::Io { action: "write", .. } => "check that the folder exists and may be written to",
             Self::Io { .. } => "check that the path exists, is a file and may be read",
             Self::FileTooLarge { .. } | Self::Json { .. } | Self::Header { .. } => {
                 "the file is damaged or a download placeholder: fetch it again"
@@ -246,6 +256,7 @@ impl Error {
                 "fetch the shard with lm_head.weight, or set tie_word_embeddings if the head is tied"
             }
             Self::NoSuchWeight { .. } => "ask the config which kind of layer this is",
+            Self::Unwritten { .. } => "write every byte of every planned tensor, and no other",
             Self::OutOfMemory { .. } => "free memory, or convert the checkpoint to a smaller format first",
         }
     }

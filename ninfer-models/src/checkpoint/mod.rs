@@ -7,6 +7,7 @@ mod header;
 mod index;
 mod pairs;
 mod random_file;
+mod writer;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -22,6 +23,7 @@ pub use self::header::{HeaderFault, MAX_HEADER_BYTES};
 use self::header::{HeaderTensor, LENGTH_BYTES};
 use self::index::Index;
 use self::random_file::RandomFile;
+pub use self::writer::{CheckpointWriter, NewTensor};
 use crate::error::NameList;
 use crate::{Error, Result};
 

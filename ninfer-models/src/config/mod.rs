@@ -87,6 +87,8 @@ pub enum Quantization {
     Gptq(GptqZeros),
     /// "awq", 4 bits, version "gemm".
     Awq,
+    /// "ninfer", version 1: modules of any of these kinds but GPTQ, and groupwise integers, side by side.
+    Ninfer,
 }
 
 /// The text model a `config.json` describes.

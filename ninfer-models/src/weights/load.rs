@@ -100,7 +100,7 @@ impl WeightTable {
         self.checkpoint.read_range(tensor, 0..tensor.bytes(), &mut |n| self.observer.add(n))
     }
 
-    fn module(&self, m: &Module, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
+    pub(super) fn module(&self, m: &Module, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
         let named = |source| Error::Quant { module: m.name.clone(), source };
         let entries: Vec<(&str, &TensorEntry)> = m
             .tensors

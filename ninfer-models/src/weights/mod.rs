@@ -12,6 +12,7 @@ mod expected;
 mod load;
 mod names;
 mod part;
+mod places;
 mod progress;
 mod resolve;
 
@@ -23,6 +24,7 @@ use ninfer_quant::checkpoint::DecodeOptions;
 
 pub use self::entry::{Entry, EntryRole, Stored};
 pub use self::part::{ExpertPart, LayerRef, MtpState, VectorRole};
+pub use self::places::MatrixPlace;
 use self::progress::Observer;
 pub use self::progress::Progress;
 use self::resolve::{ExpertSet, Module, Resolved};

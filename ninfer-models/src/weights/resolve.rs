@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ninfer_core::DType;
+use ninfer_core::format::GROUP_PAD;
 use ninfer_quant::TensorRole;
 use ninfer_quant::checkpoint::{StoredKind, StoredModule, TensorInfo, classify};
 
@@ -14,7 +15,7 @@ use crate::error::NameList;
 use crate::{Config, Error, Result};
 
 /// Suffixes that carry the codes of a matrix; without one of them a module is missing.
-const CODES: [&str; 3] = ["weight", "weight_packed", "qweight"];
+const CODES: [&str; 4] = ["weight", "weight_packed", "weight_codes", "qweight"];
 
 /// The stored tensors of one matrix.
 #[derive(Clone, Debug)]
@@ -222,11 +223,13 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether a stored module can be a `[rows, cols]` matrix. The header of compressed-tensors integers bounds the columns
-/// only: as if each word held 8 codes, where it may hold 4, and with the last word not full.
+/// Whether a stored module can be a `[rows, cols]` matrix. The header of integers bounds the columns only. Those of
+/// compressed-tensors are counted as if each word held 8 codes, where it may hold 4, and with the last word not full;
+/// groupwise integers with their padding.
 fn fits(stored: &StoredModule, rows: usize, cols: usize) -> bool {
     let columns = match stored.kind {
         StoredKind::IntCompressedTensors => stored.cols == 8 * cols.div_ceil(8) || stored.cols == 8 * cols.div_ceil(4),
+        StoredKind::Groupwise(_) => stored.cols == cols.next_multiple_of(GROUP_PAD),
         _ => stored.cols == cols,
     };
     stored.rows == rows && columns

@@ -1,0 +1,217 @@
+//! Reading, converting and writing, a few matrices at a time.
+
+use ninfer_models::Error;
+use ninfer_models::checkpoint::CheckpointWriter;
+use ninfer_models::weights::{EntryRole, LayerRef, MatrixPlace, WeightTable};
+use ninfer_quant::checkpoint::{DecodeOptions, StoredTensor, decode};
+use ninfer_quant::{ErrorReport, ErrorSums, PackedMatrix, TensorRole, writer};
+use rayon::prelude::*;
+
+use super::plan::{Action, Outcome, Plan};
+use crate::Result;
+use crate::recipes::Recipes;
+
+/// Stored bytes of matrices that are converted at the same time. A larger matrix is converted by itself.
+const BATCH_BYTES: u64 = 32 << 20;
+/// Bytes of one read when a tensor is copied.
+const COPY_BYTES: u64 = 16 << 20;
+
+/// A matrix or tensor that was finished.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Step<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its bytes in the input.
+    pub bytes: u64,
+}
+
+/// A matrix that was converted.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Converted {
+    /// Where it stands.
+    pub layer: LayerRef,
+    /// What it is for.
+    pub role: TensorRole,
+    /// Name of its module.
+    pub name: String,
+    /// Out features and in features.
+    pub shape: [usize; 2],
+    /// How it was stored.
+    pub from: &'static str,
+    /// How it is stored now.
+    pub to: &'static str,
+    /// Bytes before.
+    pub input_bytes: u64,
+    /// Bytes now.
+    pub output_bytes: u64,
+    /// Distance to the weights before.
+    pub sums: ErrorSums,
+}
+
+impl Converted {
+    /// Distance to the weights before.
+    #[must_use]
+    pub fn error(&self) -> ErrorReport {
+        self.sums.report()
+    }
+}
+
+/// A matrix in its new format, and its distance to the old one if it was changed.
+struct Encoded {
+    matrix: PackedMatrix,
+    sums: Option<ErrorSums>,
+}
+
+pub(super) fn execute(
+    table: &WeightTable,
+    plan: &Plan,
+    recipes: &Recipes,
+    out: &mut CheckpointWriter,
+    progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
+) -> Result<Vec<Converted>> {
+    check_vectors(table)?;
+    let mut converted = Vec::new();
+    let mut rest = plan.actions.as_slice();
+    while let Some(first) = rest.first() {
+        if let Action::Copy { tensor, output, check } = first {
+            rest = &rest[1..];
+            for &i in check {
+                table.read_place(&plan.places[i])?;
+            }
+            copy(table, *tensor, *output, out, progress)?;
+            continue;
+        }
+        let (batch, later) = rest.split_at(batch_len(table, plan, rest));
+        rest = later;
+        let results: Vec<Encoded> = batch
+            .par_iter()
+            .filter_map(place_of)
+            .map(|i| convert(table, recipes, &plan.places[i], plan.outcomes[i]))
+            .collect::<Result<_>>()?;
+        for (action, result) in batch.iter().zip(results) {
+            let Some(place) = place_of(action).map(|i| &plan.places[i]) else { continue };
+            write(plan, action, &result.matrix, out)?;
+            let bytes = stored_bytes(table, place);
+            if let Some(sums) = result.sums {
+                converted.push(Converted {
+                    layer: place.layer,
+                    role: place.role,
+                    name: place.name.clone(),
+                    shape: [place.rows, place.cols],
+                    from: place.stored.name(),
+                    to: writer::kind(&result.matrix).name(),
+                    input_bytes: bytes,
+                    output_bytes: result.matrix.bytes() as u64,
+                    sums,
+                });
+            }
+            progress(Step { name: &place.name, bytes })?;
+        }
+    }
+    Ok(converted)
+}
+
+fn place_of(action: &Action) -> Option<usize> {
+    match *action {
+        Action::Matrix { place, .. } | Action::Part { place, .. } => Some(place),
+        Action::Copy { .. } => None,
+    }
+}
+
+/// How many actions from the first on make a batch: at least one, which the caller has seen to convert a matrix.
+fn batch_len(table: &WeightTable, plan: &Plan, actions: &[Action]) -> usize {
+    let mut bytes = 0;
+    let fits = |place: usize| {
+        bytes += stored_bytes(table, &plan.places[place]);
+        bytes <= BATCH_BYTES
+    };
+    actions.iter().map_while(place_of).map(fits).take_while(|&fits| fits).count().max(1)
+}
+
+fn stored_bytes(table: &WeightTable, place: &MatrixPlace) -> u64 {
+    match &place.fused {
+        Some(range) => range.end - range.start,
+        None => place.tensors.iter().filter_map(|&i| table.checkpoint().tensors().get(i)).map(|t| t.bytes()).sum(),
+    }
+}
+
+fn convert(table: &WeightTable, recipes: &Recipes, place: &MatrixPlace, outcome: Outcome) -> Result<Encoded> {
+    let stored = table.read_place(place)?;
+    if !outcome.changed {
+        return Ok(Encoded { matrix: stored, sums: None });
+    }
+    let named = |source| Error::Quant { module: place.name.clone(), source };
+    let matrix = recipes.apply(&stored, place.layer, place.role).map_err(named)?;
+    let mut sums = ErrorSums::default();
+    let (mut before, mut after) = (vec![0.0; stored.cols()], vec![0.0; matrix.cols()]);
+    for row in 0..stored.rows() {
+        stored.dequantize_row(row, &mut before).map_err(named)?;
+        matrix.dequantize_row(row, &mut after).map_err(named)?;
+        sums.add(&before, &after).map_err(named)?;
+    }
+    drop(stored);
+    check_readable(place, &matrix)?;
+    Ok(Encoded { matrix, sums: Some(sums) })
+}
+
+/// Reads what will be written: a matrix that loading would refuse, for example for scales above 1, is refused here.
+fn check_readable(place: &MatrixPlace, m: &PackedMatrix) -> Result<()> {
+    let named = |source| Error::Quant { module: place.name.clone(), source };
+    let written = writer::tensors(m, Default::default()).map_err(named)?;
+    let tensors: Vec<StoredTensor<'_>> =
+        written.iter().map(|t| StoredTensor::new(t.layout.suffix, t.layout.dtype, &t.layout.shape, &t.bytes)).collect();
+    decode(&place.name, &tensors, &DecodeOptions::default()).map_err(named)?;
+    Ok(())
+}
+
+fn write(plan: &Plan, action: &Action, m: &PackedMatrix, out: &mut CheckpointWriter) -> Result<()> {
+    let unnamed = |source| Error::Quant { module: plan_name(plan, action), source };
+    let tensors = writer::tensors(m, plan.blocks).map_err(unnamed)?;
+    match action {
+        Action::Matrix { outputs, .. } => {
+            for (output, tensor) in outputs.clone().zip(&tensors) {
+                out.write(output, 0, &tensor.bytes)?;
+            }
+        }
+        Action::Part { output, offset, .. } => {
+            for tensor in &tensors {
+                out.write(*output, *offset, &tensor.bytes)?;
+            }
+        }
+        Action::Copy { .. } => {}
+    }
+    Ok(())
+}
+
+fn plan_name(plan: &Plan, action: &Action) -> String {
+    place_of(action).and_then(|i| plan.places.get(i)).map_or_else(String::new, |p| p.name.clone())
+}
+
+fn copy(
+    table: &WeightTable,
+    tensor: usize,
+    output: usize,
+    out: &mut CheckpointWriter,
+    progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
+) -> Result<()> {
+    let Some(entry) = table.checkpoint().tensors().get(tensor) else { return Ok(()) };
+    let mut at = 0;
+    while at < entry.bytes() {
+        let piece = table.checkpoint().read_range(entry, at..at + COPY_BYTES, &mut |_| {})?;
+        out.write(output, at, &piece)?;
+        at += piece.len() as u64;
+    }
+    progress(Step { name: entry.name(), bytes: entry.bytes() })
+}
+
+/// Norms and the other vectors are copied as bytes; they are read once before, so that damage is found.
+fn check_vectors(table: &WeightTable) -> Result<()> {
+    for entry in table.entries() {
+        if let EntryRole::Vector(role) = entry.role {
+            table.vector(entry.layer, role)?;
+        }
+    }
+    Ok(())
+}
