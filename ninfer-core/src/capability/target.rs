@@ -51,7 +51,7 @@ impl Target {
     #[must_use]
     pub const fn ptx(self) -> PtxIsa {
         match self {
-            Self::Sm80 => PtxIsa::new(7, 0),
+            Self::Sm80 => PtxIsa::new(7, 4),
             Self::Sm89 => PtxIsa::new(8, 4),
             Self::Sm90 | Self::Sm90a => PtxIsa::new(8, 0),
             Self::Sm120f => PtxIsa::new(8, 8),
@@ -222,7 +222,7 @@ mod tests {
         let error = select_targets(Capability::new(8, 6), Some(CudaVersion::new(10, 2)), &SHIPPED).unwrap_err();
         assert_eq!(
             error,
-            Error::DriverTooOld { what: "sm_80 kernels".into(), have: "10.2".into(), need: "11.0".into() }
+            Error::DriverTooOld { what: "sm_80 kernels".into(), have: "10.2".into(), need: "11.4".into() }
         );
     }
 

@@ -47,6 +47,9 @@ fn decode([code, got, limit, _]: [u32; WORDS]) -> Error {
         7 => out_of_range("recorded columns"),
         8 => out_of_range("columns of a round"),
         9 => out_of_range("rows of a segment"),
+        10 => out_of_range("folded columns"),
+        11 => out_of_range("fold of a segment"),
+        12 => out_of_range("bank of a segment"),
         code => Error::Corrupt { reason: format!("a kernel reported the unknown code {code}") },
     }
 }

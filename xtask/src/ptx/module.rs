@@ -11,6 +11,9 @@ pub fn shorten(ptx: &str, target: &Target) -> Result<String, String> {
         if line.starts_with(".version ") {
             versions += 1;
             out.push_str(&format!(".version {}", target.version_text()));
+        } else if line.starts_with(".pragma \"used_bytes_mask") {
+            // A hint that only newer versions know.
+            continue;
         } else {
             targets += usize::from(line == format!(".target {}", target.name));
             // The compiler aligns operands by white space.

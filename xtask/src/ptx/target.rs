@@ -29,7 +29,7 @@ pub const ALL: [Target; 5] = [
         name: "sm_80",
         variant: "Sm80",
         compute: "compute_80",
-        version: (7, 0),
+        version: (7, 4),
         devices: &["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_120a", "sm_121", "sm_121a"],
         measured: &["sm_80", "sm_90", "sm_120"],
         oldest: Assembler::Oldest,

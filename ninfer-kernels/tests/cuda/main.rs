@@ -1,0 +1,17 @@
+//! Operations of the CUDA backend against the CPU backend, which defines them, and the promises that hold between calls.
+//!
+//! Tests pass with a printed line where there is no device.
+
+// Modules of a test program reach nobody else.
+#![allow(unreachable_pub)]
+
+#[path = "../ops/rng.rs"]
+mod rng;
+#[path = "../ops/stored.rs"]
+mod stored;
+
+mod lab;
+
+mod linear;
+mod moe;
+mod norm;
