@@ -232,6 +232,16 @@ pub enum Error {
         /// The factor it would multiply codes with.
         multiplier: f32,
     },
+    /// A matrix of a shape that a format of `.ninfer` containers does not have.
+    #[error("{format} has no matrix of {rows} × {cols}")]
+    ContainerShape {
+        /// Name of the format in the container.
+        format: &'static str,
+        /// Out features.
+        rows: usize,
+        /// In features.
+        cols: usize,
+    },
     /// A format that is recognised but not read.
     #[error("module {module}: {what} is not supported")]
     Unsupported {
@@ -274,6 +284,9 @@ impl Error {
                 "the checkpoint does not follow its format: fetch or export it again"
             }
             Self::TiledScales { .. } => "export the scales row-major, [rows, columns / group]",
+            Self::ContainerShape { .. } => {
+                "NVFP4 in a container has rows divisible by 128 and columns by 64; choose another format"
+            }
             Self::SwappedScale { .. } => {
                 "compressed-tensors stores a divisor (weight_global_scale), ModelOpt a multiplier (weight_scale_2): rename \
                  or invert the tensor"

@@ -56,6 +56,19 @@ impl TiledScales {
         Ok(Self { rows, groups, bytes })
     }
 
+    /// Takes bytes that are in tile order already.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless they are the whole tiles of `[rows, groups]`, [`Error::Core`] for absurd dimensions.
+    pub fn from_tiles(rows: usize, groups: usize, bytes: Vec<u8>) -> Result<Self> {
+        check_dimensions(rows, groups)?;
+        let expected = rows.next_multiple_of(TILE_ROWS) * groups.next_multiple_of(TILE_GROUPS);
+        if bytes.len() != expected {
+            return Err(Error::Length { what: "group scales in tiles", expected, got: bytes.len() });
+        }
+        Ok(Self { rows, groups, bytes })
+    }
+
     /// The scales row-major again, padding dropped.
     #[must_use]
     pub fn to_row_major(&self) -> Vec<u8> {
@@ -91,6 +104,8 @@ mod tests {
             let scales: Vec<u8> = (0..rows * groups).map(|i| (i % 251) as u8).collect();
             let tiled = TiledScales::from_row_major(rows, groups, &scales).unwrap();
             assert_eq!(tiled.to_row_major(), scales);
+            assert_eq!(TiledScales::from_tiles(rows, groups, tiled.bytes().to_vec()).unwrap(), tiled);
+            assert!(TiledScales::from_tiles(rows, groups, vec![0; tiled.bytes().len() + 1]).is_err());
             let mut seen = vec![false; tiled.bytes().len()];
             for (row, group) in (0..rows).flat_map(|r| (0..groups).map(move |g| (r, g))) {
                 assert!(!std::mem::replace(&mut seen[index(groups, row, group)], true), "({row}, {group})");
