@@ -20,6 +20,7 @@ use crate::{parallel, tree};
 use build::{Builder, Built};
 use family::{CRATE, Family};
 use manifest::Manifest;
+use target::Target;
 use toolchain::Toolchain;
 
 /// How it is called.
@@ -167,7 +168,13 @@ fn is_current(root: &Path, manifest: &Manifest, family: &Family) -> bool {
     };
     written.sources == family.sources
         && targets.eq(family.targets.iter().map(|t| (t.name, t.version_text())))
-        && written.modules.iter().all(|m| is_there(&m.target))
+        && written.modules.iter().all(|m| is_there(&m.target) && is_measured(m))
+}
+
+/// Whether the registers of a module were written down for the devices of its target.
+fn is_measured(module: &manifest::Module) -> bool {
+    let devices: BTreeSet<_> = Target::named(&module.target).into_iter().flat_map(|t| t.measured).copied().collect();
+    module.entries.iter().all(|e| devices.iter().copied().eq(e.registers.keys().map(String::as_str)))
 }
 
 /// Builds each family for each of its targets, or says what is wrong.

@@ -31,7 +31,7 @@ pub const ALL: [Target; 5] = [
         compute: "compute_80",
         version: (7, 4),
         devices: &["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_120a", "sm_121", "sm_121a"],
-        measured: &["sm_80", "sm_90", "sm_120"],
+        measured: &["sm_80", "sm_89", "sm_90", "sm_120"],
         oldest: Assembler::Oldest,
         refused_by: None,
     },
