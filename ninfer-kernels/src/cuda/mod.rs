@@ -9,6 +9,7 @@
 
 mod batch;
 mod buffer;
+mod choose;
 mod driver;
 mod images;
 mod kernels;
@@ -19,6 +20,7 @@ mod pack;
 mod queue;
 mod report;
 mod reserve;
+mod sample;
 mod weight;
 
 use std::fmt;
