@@ -86,12 +86,32 @@ pub fn dequantize_ref_row(m: &PackedRef<'_>, row: usize, out: &mut [f32]) -> Res
 /// # Errors
 /// [`Error::Conversion`] for a format this crate does not know.
 pub fn dequantize_ref(m: &PackedRef<'_>) -> Result<Vec<f32>> {
-    let cols = m.cols();
-    let mut out = vec![0.0; m.rows() * cols];
-    if cols > 0 {
-        for (row, out) in out.chunks_exact_mut(cols).enumerate() {
-            dequantize_ref_row(m, row, out)?;
-        }
-    }
+    let mut out = vec![0.0; m.rows() * m.cols()];
+    dequantize_ref_into(m, &mut out)?;
     Ok(out)
+}
+
+/// Decodes all rows of a packed matrix into a buffer, row-major `[rows, cols]`; to be preferred where a buffer can be used
+/// again, since getting new memory can take longer than decoding.
+///
+/// # Errors
+/// [`Error::Length`] if `out` is not `rows · cols` long, [`Error::Conversion`] for a format this crate does not know.
+///
+/// ```
+/// use ninfer_core::WeightFormat;
+/// let m = ninfer_quant::encode(WeightFormat::Bf16, 2, 2, &[1.0, 2.0, 3.0, 4.0])?;
+/// let mut w = [0.0; 4];
+/// ninfer_quant::dequantize_ref_into(&m.as_ref(), &mut w)?;
+/// assert_eq!(w, [1.0, 2.0, 3.0, 4.0]);
+/// # Ok::<(), ninfer_quant::Error>(())
+/// ```
+pub fn dequantize_ref_into(m: &PackedRef<'_>, out: &mut [f32]) -> Result<()> {
+    let expected = m.rows().saturating_mul(m.cols());
+    if out.len() != expected {
+        return Err(Error::Length { what: "buffer", expected, got: out.len() });
+    }
+    for (row, out) in out.chunks_exact_mut(m.cols().max(1)).enumerate() {
+        dequantize_ref_row(m, row, out)?;
+    }
+    Ok(())
 }

@@ -29,7 +29,7 @@ mod stored;
 mod widen;
 pub mod writer;
 
-pub use dequantize::{dequantize_ref, dequantize_ref_row};
+pub use dequantize::{dequantize_ref, dequantize_ref_into, dequantize_ref_row};
 pub use encode::{encode, encode_ref};
 pub use error::{Error, Result};
 pub use experts::FusedExperts;
