@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::HeaderFault;
+use crate::container::DirectoryFault;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -97,6 +98,24 @@ pub enum Error {
         file: PathBuf,
         /// What is wrong.
         fault: HeaderFault,
+    },
+    /// The directory of a `.ninfer` container is not usable.
+    #[error("{}: {fault}", .file.display())]
+    Container {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        fault: DirectoryFault,
+    },
+    /// A container holds a model that is not known, and no `config.json` lies beside it.
+    #[error("{} holds the model {model_id:?}, known are {known}, and there is no config.json beside it", .file.display())]
+    UnknownContainer {
+        /// The file.
+        file: PathBuf,
+        /// Identity of the model.
+        model_id: String,
+        /// Identities whose configuration is known.
+        known: String,
     },
     /// The index names a file outside the checkpoint folder, or something that is no plain file in it.
     #[error("index entry {entry:?} of tensor {tensor} is refused: {reason}")]
@@ -242,6 +261,11 @@ impl Error {
             Self::UnsupportedModel { .. } => "choose a checkpoint of the Qwen3.5, 3.6 or 3.8 family",
             Self::UnsupportedQuantization { .. } => "choose the BF16 release, or one in a supported format",
             Self::NoCheckpoint { .. } => "give the folder that holds config.json and the weights",
+            Self::Container { fault: DirectoryFault::Version { .. }, .. } => {
+                "convert the model to version 2, or use a folder"
+            }
+            Self::Container { .. } => "the file is damaged or no container: fetch it again",
+            Self::UnknownContainer { .. } => "put the model's config.json into the folder of the container",
             Self::UnsafePath { .. } => "put all shards into one folder as plain files and correct the index",
             Self::MissingShard { .. } => "fetch the missing file into the folder of the index",
             Self::IndexMismatch { .. } | Self::DuplicateTensor { .. } => {

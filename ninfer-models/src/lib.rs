@@ -4,6 +4,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod container;
 pub mod error;
 pub mod qwen35;
 pub mod rope;

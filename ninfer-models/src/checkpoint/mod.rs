@@ -22,7 +22,7 @@ use safetensors::Dtype;
 pub use self::header::{HeaderFault, MAX_HEADER_BYTES};
 use self::header::{HeaderTensor, LENGTH_BYTES};
 use self::index::Index;
-use self::random_file::RandomFile;
+pub(crate) use self::random_file::RandomFile;
 pub use self::writer::{CheckpointWriter, NewTensor};
 use crate::error::NameList;
 use crate::{Error, Result};
@@ -120,6 +120,11 @@ impl Checkpoint {
             return Err(Error::NoCheckpoint { dir: dir.to_owned() });
         }
         Ok(checkpoint)
+    }
+
+    /// A checkpoint of no tensor, for weights that come from elsewhere.
+    pub(crate) fn without_files(path: &Path) -> Self {
+        Self { dir: path.to_owned(), files: Vec::new(), tensors: Vec::new(), by_name: HashMap::new() }
     }
 
     /// The folder.

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// A file that is read at given offsets, by several threads at a time if need be.
 #[derive(Debug)]
-pub(super) struct RandomFile {
+pub(crate) struct RandomFile {
     path: PathBuf,
     len: u64,
     #[cfg(any(unix, windows))]
@@ -17,7 +17,7 @@ pub(super) struct RandomFile {
 }
 
 impl RandomFile {
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
         // Asked before opening, which would wait for a writer if this were a named pipe, and again of what was opened.
         let plain = |meta: &std::fs::Metadata| {
             let error = || std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a plain file");
@@ -32,17 +32,17 @@ impl RandomFile {
         Ok(Self { path, len: meta.len(), file })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Bytes of the file when it was opened.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
     /// Fills `buffer` from `offset` on.
-    pub(super) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    pub(crate) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.read_at(buffer, offset).map_err(|e| Error::io(&self.path, "read", &e))
     }
 

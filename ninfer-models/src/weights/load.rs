@@ -27,6 +27,11 @@ impl WeightTable {
             TensorRole::Head if self.shares_head() => TensorRole::Embedding,
             role => role,
         };
+        if let Some(c) = &self.container {
+            let packed = c.matrix(layer, stored, &|n| self.observer.add(n))?;
+            let named = |source| Error::Quant { module: format!("{role} of {layer}"), source };
+            return recipe.target(role, layer.is_mtp(), packed.format()).apply_owned(packed).map_err(named);
+        }
         let module = self
             .found
             .matrices
@@ -43,6 +48,10 @@ impl WeightTable {
     /// # Errors
     /// As [`WeightTable::matrix`].
     pub fn experts(&self, layer: LayerRef, part: ExpertPart, recipe: &Recipe) -> Result<Vec<PackedMatrix>> {
+        if let Some(c) = &self.container {
+            let convert = |role, m: PackedMatrix| recipe.target(role, layer.is_mtp(), m.format()).apply_owned(m);
+            return c.experts(layer, part, &convert, &|n| self.observer.add(n));
+        }
         let set = self
             .found
             .experts
@@ -76,6 +85,9 @@ impl WeightTable {
     /// [`Error::NoSuchWeight`] if the layer has no such weight; [`Error::Io`], [`Error::OutOfMemory`];
     /// [`Error::NonFinite`] for NaN and infinity, but for `−∞` in [`VectorRole::ALog`].
     pub fn vector(&self, layer: LayerRef, role: VectorRole) -> Result<Vec<f32>> {
+        if let Some(c) = &self.container {
+            return c.vector(layer, role, &|n| self.observer.add(n));
+        }
         let missing = || Error::NoSuchWeight { layer: layer.to_string(), role: role.to_string() };
         let index = *self.found.vectors.get(&(layer, role)).ok_or_else(missing)?;
         let tensor = self.checkpoint.tensors().get(index).ok_or_else(missing)?;

@@ -1,4 +1,4 @@
-//! The weights of a model in a checkpoint folder.
+//! The weights of a model in a checkpoint folder or a `.ninfer` container.
 //!
 //! [`WeightTable::open`] reads headers only. It works out from the configuration which tensors there must be, finds them
 //! under any of the known prefixes and in any of the known formats, checks shapes and element types, and fails with two
@@ -30,6 +30,7 @@ pub use self::progress::Progress;
 use self::resolve::{ExpertSet, Module, Resolved};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::config::Quantization;
+use crate::container::{Container, ContainerWeights, is_container};
 use crate::{Config, Result};
 
 /// The weights of a model, found and checked but not loaded.
@@ -50,39 +51,63 @@ pub struct WeightTable {
     config: Config,
     mtp: MtpState,
     found: Resolved,
+    /// Where the weights come from if not from the files of `checkpoint`.
+    container: Option<ContainerWeights>,
     decode: DecodeOptions,
     observer: Observer,
 }
 
 impl WeightTable {
-    /// Opens a checkpoint folder with its own `config.json`.
+    /// Opens a checkpoint folder with its own `config.json`, or a `.ninfer` container (a path that ends so).
     ///
     /// # Errors
-    /// Those of [`Config::from_dir`] and [`WeightTable::open_with`].
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
-        let config = Config::from_dir(&dir)?;
-        Self::open_with(dir, config)
+    /// Those of [`Config::from_dir`] or [`Container::config`], and of [`WeightTable::open_with`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        if is_container(path.as_ref()) {
+            let container = Container::open(path)?;
+            let config = container.config()?;
+            return Self::of_container(container, config);
+        }
+        let config = Config::from_dir(&path)?;
+        Self::open_with(path, config)
     }
 
-    /// Opens a checkpoint folder with a given configuration, for example one whose `tied` was corrected.
+    /// Opens a checkpoint folder or a container with a given configuration, for example one whose `tied` was corrected.
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`]; [`Error::TensorList`](crate::Error::TensorList) with what is missing and what is left
     /// over; [`Error::IncompleteMtp`](crate::Error::IncompleteMtp), [`Error::NoHead`](crate::Error::NoHead),
     /// [`Error::MixedPrefixes`](crate::Error::MixedPrefixes); [`Error::TensorShape`](crate::Error::TensorShape),
     /// [`Error::TensorDType`](crate::Error::TensorDType) and [`Error::Quant`](crate::Error::Quant) for a weight that is there
-    /// and cannot be used.
-    pub fn open_with(dir: impl AsRef<Path>, config: Config) -> Result<Self> {
-        let checkpoint = Checkpoint::open(dir)?;
+    /// and cannot be used. Of a container those of [`Container::open`] and
+    /// [`Inventory::find`](crate::container::Inventory::find).
+    pub fn open_with(path: impl AsRef<Path>, config: Config) -> Result<Self> {
+        if is_container(path.as_ref()) {
+            return Self::of_container(Container::open(path)?, config);
+        }
+        let checkpoint = Checkpoint::open(path)?;
         let (found, mtp) = resolve::resolve(&checkpoint, &config)?;
         let mut decode = DecodeOptions::default();
         if let Some(Quantization::Gptq(zeros)) = config.quantization {
             decode = decode.with_gptq_zeros(zeros);
         }
-        let mut table = Self { checkpoint, config, mtp, found, decode, observer: Observer::default() };
-        let total = table.entries().iter().fold(0u64, |n, e| n.saturating_add(e.bytes));
-        table.observer = Observer::new(total);
-        Ok(table)
+        let observer = Observer::default();
+        Ok(Self { checkpoint, config, mtp, found, container: None, decode, observer }.counted())
+    }
+
+    fn of_container(container: Container, config: Config) -> Result<Self> {
+        let checkpoint = Checkpoint::without_files(container.path());
+        let container = ContainerWeights::new(container, &config)?;
+        let mtp = if container.has_mtp() { MtpState::Complete } else { MtpState::Absent };
+        let (found, decode, observer) = (Resolved::default(), DecodeOptions::default(), Observer::default());
+        Ok(Self { checkpoint, config, mtp, found, container: Some(container), decode, observer }.counted())
+    }
+
+    /// With the bytes of all weights as the total of progress.
+    fn counted(mut self) -> Self {
+        let total = self.entries().iter().fold(0u64, |n, e| n.saturating_add(e.bytes));
+        self.observer = Observer::new(total);
+        self
     }
 
     /// Has `callback` told of every 16 MiB that are read, from whatever thread reads them.
@@ -98,10 +123,16 @@ impl WeightTable {
         &self.config
     }
 
-    /// The files.
+    /// The files of a folder; without any for a container.
     #[must_use]
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
+    }
+
+    /// The container, if the weights come from one.
+    #[must_use]
+    pub fn container(&self) -> Option<&Container> {
+        self.container.as_ref().map(ContainerWeights::container)
     }
 
     /// Whether there is an MTP block.
@@ -128,7 +159,11 @@ impl WeightTable {
     /// Whether the head is the embedding matrix, because no head is stored.
     #[must_use]
     pub fn shares_head(&self) -> bool {
-        !self.found.matrices.contains_key(&(LayerRef::Root, TensorRole::Head))
+        let head = (LayerRef::Root, TensorRole::Head);
+        match &self.container {
+            Some(c) => !c.has_matrix(head.0, head.1),
+            None => !self.found.matrices.contains_key(&head),
+        }
     }
 
     /// Every dimension of the model, with MTP block and tied head as they are stored.
@@ -151,7 +186,7 @@ impl WeightTable {
     /// Experts of a layer that are stored alike share a line.
     #[must_use]
     pub fn entries(&self) -> Vec<Entry> {
-        let mut out = Vec::new();
+        let mut out = self.container.as_ref().map(ContainerWeights::entries).unwrap_or_default();
         for (&(layer, role), m) in &self.found.matrices {
             out.push(self.module_entry(layer, role, m));
         }
