@@ -134,7 +134,9 @@ impl Failure {
             Self::Text(error) => error.help(),
             Self::NoShippedModel { .. } => "name the folder of a checkpoint; every program's --help says how",
             Self::Unreadable { .. } => "check that the path exists, is a file and may be read",
-            Self::Unwritable { kind: io::ErrorKind::StorageFull, .. } => "free space on the disk, or write to another one",
+            Self::Unwritable { kind: io::ErrorKind::StorageFull, .. } => {
+                "free space on the disk, or write to another one"
+            }
             Self::Unwritable { .. } => "check that the folder exists and may be written to",
             Self::Content { .. } => "correct the file; --help says what it has to hold",
             Self::TokenId { .. } => "use the ids of this model's own tokenizer",

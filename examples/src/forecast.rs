@@ -83,7 +83,7 @@ impl Workload {
             .with_activation(activation)
             .with_kv(kv)
             .with_prefill_chunk(tuning::prefill_chunk(device, None));
-        let format = |t: &_| self.formats.format(t);
+        let format = self.formats.of(&self.shape);
         let memory = plan(&self.shape, format, &options)?;
         let usable = device.usable_memory;
         let longest = |usable| {

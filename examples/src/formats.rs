@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use ninfer_core::WeightFormat;
 use ninfer_core::format::GroupFormat;
-use ninfer_core::shape::{Part, Role, TensorShape};
+use ninfer_core::shape::{ModelShape, Part, TensorShape};
 use ninfer_models::weights::{Entry, EntryRole, LayerRef, Stored, WeightTable};
-use ninfer_quant::TensorRole;
 use ninfer_quant::checkpoint::StoredKind;
+use ninfer_quant::{Site, TensorRole};
 
 use crate::recipes::Recipes;
 
@@ -39,12 +39,12 @@ impl Formats {
         Self { stored: HashMap::new(), elsewhere: WeightFormat::Bf16, recipes: recipes.clone() }
     }
 
-    /// The format after the recipes.
-    #[must_use]
-    pub fn format(&self, t: &TensorShape) -> WeightFormat {
-        let Some(role) = tensor_role(t.role) else { return WeightFormat::F32 };
-        let stored = self.stored.get(&(t.part, role)).copied().unwrap_or(self.elsewhere);
-        self.recipes.result(role, t.part == Part::Mtp, stored)
+    /// The formats of a model's tensors after the recipes.
+    pub fn of<'a>(&'a self, shape: &'a ModelShape) -> impl Fn(&TensorShape) -> WeightFormat + Copy + 'a {
+        self.recipes.recipe().formats(shape, move |t| {
+            let stored = Site::of(t, shape).and_then(|site| self.stored.get(&(t.part, site.role)));
+            stored.copied().unwrap_or(self.elsewhere)
+        })
     }
 }
 
@@ -72,36 +72,6 @@ fn part(layer: LayerRef, role: TensorRole) -> Part {
     }
 }
 
-/// The matrix that a planned tensor is a part of; `None` for what is always f32.
-fn tensor_role(role: Role) -> Option<TensorRole> {
-    Some(match role {
-        Role::Embedding => TensorRole::Embedding,
-        Role::Head => TensorRole::Head,
-        Role::AttnQuery | Role::AttnGate => TensorRole::AttnQ,
-        Role::AttnKey => TensorRole::AttnK,
-        Role::AttnValue => TensorRole::AttnV,
-        Role::AttnOut => TensorRole::AttnOut,
-        Role::GdnQueryKey | Role::GdnValue => TensorRole::GdnQkv,
-        Role::GdnZ => TensorRole::GdnZ,
-        Role::GdnA => TensorRole::GdnA,
-        Role::GdnB => TensorRole::GdnB,
-        Role::GdnOut => TensorRole::GdnOut,
-        Role::FfnGate => TensorRole::MlpGate,
-        Role::FfnUp => TensorRole::MlpUp,
-        Role::FfnDown => TensorRole::MlpDown,
-        Role::Router => TensorRole::Router,
-        Role::ExpertGate => TensorRole::ExpertGate,
-        Role::ExpertUp => TensorRole::ExpertUp,
-        Role::ExpertDown => TensorRole::ExpertDown,
-        Role::SharedGate => TensorRole::SharedGate,
-        Role::SharedUp => TensorRole::SharedUp,
-        Role::SharedDown => TensorRole::SharedDown,
-        Role::SharedScale => TensorRole::SharedExpertGate,
-        Role::MtpFc => TensorRole::MtpFc,
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use ninfer_core::shape;
@@ -109,21 +79,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_matrix_of_every_size_has_a_role() {
-        for name in shape::PUBLISHED {
-            let shape = shape::published(name).unwrap();
-            for t in shape.tensors() {
-                assert_eq!(tensor_role(t.role).is_some(), t.role.is_matrix(), "{name}: {}", t.role);
-            }
-        }
-    }
-
-    #[test]
     fn recipes_change_the_body_only() {
         let formats = Formats::of_release(&"q4".parse().unwrap());
         let shape = shape::published("35b-a3b").unwrap();
-        let of = |role| formats.format(&shape.tensors().find(|t| t.role == role).unwrap());
-        assert_eq!(of(Role::ExpertDown), WeightFormat::Group(GroupFormat::Q4));
-        assert_eq!((of(Role::Router), of(Role::Embedding)), (WeightFormat::Bf16, WeightFormat::Bf16));
+        let format = formats.of(&shape);
+        let of = |role| format(&shape.tensors().find(|t| t.role == role).unwrap());
+        assert_eq!(of(shape::Role::ExpertDown), WeightFormat::Group(GroupFormat::Q4));
+        assert_eq!((of(shape::Role::Router), of(shape::Role::Embedding)), (WeightFormat::Bf16, WeightFormat::Bf16));
     }
 }

@@ -32,14 +32,26 @@ pub struct Group {
 }
 
 impl Group {
-    fn new(entry: &Entry, recipes: &Recipes) -> Self {
+    fn new(table: &WeightTable, entry: &Entry, recipes: &Recipes) -> Self {
         let elements = entry.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64));
         let (format, one) = match (entry.role, entry.shape.as_slice()) {
             (EntryRole::Matrix(role), &[rows, cols]) => {
-                let format = recipes.result(role, entry.layer.is_mtp(), stored_format(entry));
-                (format, format.bytes(rows, cols) as u64)
+                let (stored, site) = (stored_format(entry), table.site(entry.layer, role));
+                let kinds = table.row_parts(role);
+                let formats: Vec<(WeightFormat, usize)> =
+                    kinds.iter().map(|&(part, n)| (recipes.result(&site.with_rows(part), stored), n)).collect();
+                match formats.first() {
+                    Some((first, _)) if formats.iter().any(|(format, _)| format != first) => {
+                        mixed(&formats, rows, cols)
+                    }
+                    Some(&(format, _)) => (format.to_string(), format.bytes(rows, cols) as u64),
+                    None => {
+                        let format = recipes.result(&site, stored);
+                        (format.to_string(), format.bytes(rows, cols) as u64)
+                    }
+                }
             }
-            _ => (WeightFormat::F32, elements.saturating_mul(4)),
+            _ => (WeightFormat::F32.to_string(), elements.saturating_mul(4)),
         };
         Self {
             name: pattern(&entry.name),
@@ -48,7 +60,7 @@ impl Group {
             shape: entry.shape.clone(),
             stored: entry.stored.to_string(),
             bytes: entry.bytes,
-            loaded: format.to_string(),
+            loaded: format,
             loaded_bytes: one.saturating_mul(entry.count as u64),
         }
     }
@@ -81,7 +93,7 @@ impl Inventory {
     pub fn new(table: &WeightTable, recipes: &Recipes) -> Self {
         let mut groups: Vec<Group> = Vec::new();
         for entry in table.entries() {
-            let one = Group::new(&entry, recipes);
+            let one = Group::new(table, &entry, recipes);
             match groups.iter_mut().find(|group| group.takes(&one)) {
                 Some(group) => {
                     group.count += one.count;
@@ -125,6 +137,14 @@ impl Inventory {
         }
         table
     }
+}
+
+/// Name and bytes of a matrix whose kinds of rows, which follow each other over and over, have these formats.
+fn mixed(formats: &[(WeightFormat, usize)], rows: usize, cols: usize) -> (String, u64) {
+    let names: Vec<&str> = formats.iter().map(|(format, _)| format.name()).collect();
+    let times = rows / formats.iter().map(|(_, n)| n).sum::<usize>().max(1);
+    let bytes = formats.iter().map(|(format, n)| format.bytes(n.saturating_mul(times), cols) as u64).sum();
+    (names.join(" + "), bytes)
 }
 
 /// A name with every component that is a number written `*`.

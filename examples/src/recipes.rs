@@ -1,41 +1,42 @@
-//! Weight recipes in a row: `nvfp4,bridge-fp8` first makes NVFP4 and then FP8 of it.
+//! What a `--weights` option takes, and a checkpoint read through it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use ninfer_core::WeightFormat;
 use ninfer_models::weights::{ExpertPart, LayerRef, MtpState, VectorRole, WeightTable};
-use ninfer_models::{Config, Error, Result, qwen35::WeightSource};
-use ninfer_quant::{Conversion, PackedMatrix, Recipe, TensorRole};
+use ninfer_models::{Config, Result, qwen35::WeightSource};
+use ninfer_quant::{PackedMatrix, Recipe, Site, TensorRole};
 use serde::{Serialize, Serializer};
 
-/// One or more recipes, applied in order to each matrix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recipes {
-    first: Recipe,
-    rest: Vec<Recipe>,
-}
-
-impl Default for Recipes {
-    fn default() -> Self {
-        Self { first: Recipe::Keep, rest: Vec::new() }
-    }
-}
+/// A recipe by name, or by the path of a TOML file with rules; or several with commas between them, which are applied in order
+/// to each matrix: `nvfp4,bridge-fp8` first makes NVFP4 and then FP8 of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recipes(Recipe);
 
 impl FromStr for Recipes {
     type Err = ninfer_quant::Error;
 
     fn from_str(text: &str) -> Result<Self, ninfer_quant::Error> {
-        let mut names = text.split(',');
-        let first = names.next().unwrap_or_default().parse()?;
-        Ok(Self { first, rest: names.map(str::parse).collect::<Result<_, _>>()? })
+        Recipe::open(text).map(Self)
+    }
+}
+
+impl From<Recipe> for Recipes {
+    fn from(recipe: Recipe) -> Self {
+        Self(recipe)
+    }
+}
+
+impl FromIterator<Recipe> for Recipes {
+    fn from_iter<I: IntoIterator<Item = Recipe>>(recipes: I) -> Self {
+        Self(Recipe::Chain(recipes.into_iter().collect()))
     }
 }
 
 impl fmt::Display for Recipes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.first)?;
-        self.rest.iter().try_for_each(|recipe| write!(f, ",{recipe}"))
+        self.0.fmt(f)
     }
 }
 
@@ -46,49 +47,31 @@ impl Serialize for Recipes {
 }
 
 impl Recipes {
-    /// Whether every matrix stays as it is stored.
+    /// The one recipe that does it all.
     #[must_use]
-    pub fn keeps_all(&self) -> bool {
-        self.first == Recipe::Keep && self.rest.iter().all(|&recipe| recipe == Recipe::Keep)
+    pub fn recipe(&self) -> &Recipe {
+        &self.0
     }
 
     /// The format that a matrix ends in.
     #[must_use]
-    pub fn result(&self, role: TensorRole, is_mtp: bool, stored: WeightFormat) -> WeightFormat {
-        let step = |format, recipe: &Recipe| recipe.target(role, is_mtp, format).result(format);
-        std::iter::once(&self.first).chain(&self.rest).fold(stored, step)
+    pub fn result(&self, site: &Site, stored: WeightFormat) -> WeightFormat {
+        self.0.target(site, stored).result(stored)
     }
 
-    /// Whether a matrix is changed, and the format that it ends in.
+    /// Whether the codes of a matrix change, and the format that it ends in.
     #[must_use]
-    pub fn outcome(&self, layer: LayerRef, role: TensorRole, stored: WeightFormat) -> (bool, WeightFormat) {
-        std::iter::once(&self.first).chain(&self.rest).fold((false, stored), |(changed, format), recipe| {
-            let conversion = recipe.target(role, layer.is_mtp(), format);
-            (changed || conversion != Conversion::Keep, conversion.result(format))
-        })
+    pub fn outcome(&self, site: &Site, stored: WeightFormat) -> (bool, WeightFormat) {
+        let target = self.0.target(site, stored);
+        (!target.steps().is_empty(), target.result(stored))
     }
 
-    /// Converts a matrix as all recipes say, one after the other.
+    /// Converts a matrix.
     ///
     /// # Errors
-    /// Those of [`Conversion::apply`].
-    pub fn apply(
-        &self,
-        m: &PackedMatrix,
-        layer: LayerRef,
-        role: TensorRole,
-    ) -> Result<PackedMatrix, ninfer_quant::Error> {
-        let first = self.first.target(role, layer.is_mtp(), m.format()).apply(m)?;
-        self.rest.iter().try_fold(first, |m, r| r.target(role, layer.is_mtp(), m.format()).apply_owned(m))
-    }
-
-    /// Applies all recipes but the first.
-    fn finish(&self, m: PackedMatrix, layer: LayerRef, role: TensorRole) -> Result<PackedMatrix> {
-        self.rest.iter().try_fold(m, |m, recipe| {
-            let module = || format!("{layer} {role}");
-            let conversion = recipe.target(role, layer.is_mtp(), m.format());
-            conversion.apply_owned(m).map_err(|source| Error::Quant { module: module(), source })
-        })
+    /// Those of [`Target::apply`](ninfer_quant::Target::apply).
+    pub fn apply(&self, m: &PackedMatrix, site: &Site) -> Result<PackedMatrix, ninfer_quant::Error> {
+        self.0.target(site, m.format()).apply(m)
     }
 }
 
@@ -122,15 +105,15 @@ impl WeightSource for Converted<'_> {
     }
 
     fn matrix(&self, layer: LayerRef, role: TensorRole) -> Result<PackedMatrix> {
-        let m = self.table.matrix(layer, role, &self.recipes.first)?;
-        self.recipes.finish(m, layer, role)
+        self.table.matrix(layer, role, self.recipes.recipe())
+    }
+
+    fn stack(&self, layer: LayerRef, role: TensorRole) -> Result<Vec<PackedMatrix>> {
+        self.table.stack(layer, role, self.recipes.recipe())
     }
 
     fn experts(&self, layer: LayerRef, part: ExpertPart) -> Result<Vec<PackedMatrix>> {
-        let pair = [TensorRole::ExpertGate, TensorRole::ExpertUp];
-        let roles = if part == ExpertPart::GateUp { &pair[..] } else { &[TensorRole::ExpertDown] };
-        let stacked = self.table.experts(layer, part, &self.recipes.first)?;
-        stacked.into_iter().zip(roles.iter().cycle()).map(|(m, &role)| self.recipes.finish(m, layer, role)).collect()
+        self.table.experts(layer, part, self.recipes.recipe())
     }
 
     fn vector(&self, layer: LayerRef, role: VectorRole) -> Result<Vec<f32>> {
@@ -140,15 +123,19 @@ impl WeightSource for Converted<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use ninfer_core::shape::{self, Part};
+
     use super::*;
 
     #[test]
     fn recipes_in_a_row() {
         let recipes: Recipes = "nvfp4,bridge-fp8".parse().unwrap();
         assert_eq!(recipes.to_string(), "nvfp4,bridge-fp8");
-        assert_eq!(recipes.result(TensorRole::MlpUp, false, WeightFormat::Bf16), WeightFormat::Fp8Row);
-        assert_eq!(recipes.result(TensorRole::Router, false, WeightFormat::Bf16), WeightFormat::Bf16);
-        assert!(!recipes.keeps_all() && Recipes::default().keeps_all());
+        let result = |role| recipes.result(&Site::new(role, Part::Layer(0), 2, true), WeightFormat::Bf16);
+        assert_eq!(result(TensorRole::MlpUp), WeightFormat::Fp8Row);
+        assert_eq!(result(TensorRole::Router), WeightFormat::Bf16);
     }
 
     #[test]
@@ -157,5 +144,27 @@ mod tests {
             let error = text.parse::<Recipes>().unwrap_err().to_string();
             assert!(error.contains("bridge-fp8"), "{error}");
         }
+    }
+
+    /// The shipped example says in its comments what it does; that is checked here on the size it is made for.
+    #[test]
+    fn the_example_file_does_what_it_says() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/edges.toml");
+        let recipes: Recipes = path.to_str().unwrap().parse().unwrap();
+        let shape = shape::published("35b-a3b").unwrap();
+        let format = recipes.recipe().formats(&shape, |_| WeightFormat::Bf16);
+        let of = |role: shape::Role, part| {
+            format(&shape.tensors().find(|t| t.role == role && t.part == part).unwrap()).name()
+        };
+        for edge in [0, 1, 38, 39] {
+            assert_eq!(of(shape::Role::ExpertUp, Part::Layer(edge)), "w8");
+            assert_eq!(of(shape::Role::SharedDown, Part::Layer(edge)), "w8");
+        }
+        assert_eq!(of(shape::Role::ExpertUp, Part::Layer(20)), "q4");
+        assert_eq!(of(shape::Role::ExpertDown, Part::Layer(20)), "q5");
+        assert_eq!(of(shape::Role::AttnValue, Part::Layer(19)), "fp8");
+        assert_eq!(of(shape::Role::GdnQueryKey, Part::Layer(20)), "w8");
+        assert_eq!(of(shape::Role::Head, Part::Head), "q6");
+        assert_eq!(of(shape::Role::ExpertUp, Part::Mtp), "bf16");
     }
 }

@@ -136,6 +136,38 @@ pub enum Error {
         /// All names.
         known: String,
     },
+    /// A file of recipe rules that cannot be read.
+    #[error("recipe file {file}: {reason}")]
+    RecipeFile {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file of recipe rules that does not follow its form.
+    #[error("recipe {file}, line {line}: {reason}")]
+    RecipeSyntax {
+        /// The file.
+        file: String,
+        /// Number of the line, from 1.
+        line: usize,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// A value in a file of recipe rules that is none of the legal ones.
+    #[error("recipe {file}, line {line}: {what} {got:?}, known are {known}")]
+    RecipeValue {
+        /// The file.
+        file: String,
+        /// Number of the line, from 1.
+        line: usize,
+        /// What the value is for.
+        what: &'static str,
+        /// The value.
+        got: String,
+        /// All legal ones.
+        known: String,
+    },
     /// A tensor that the format needs is absent.
     #[error("tensor {tensor} is missing: {reason}")]
     MissingTensor {
@@ -274,7 +306,16 @@ impl Error {
             Self::Unequal { .. } => "keep the matrices apart, or convert them to one format first",
             Self::Conversion { .. } => "use the recipe `keep` or one that names a format",
             Self::NotWritten { .. } => "decode the module and write the matrix that results",
-            Self::UnknownRecipe { .. } => "use one of the listed names",
+            Self::UnknownRecipe { .. } => {
+                "use one of the listed names, or give the path of a file of rules that ends in .toml"
+            }
+            Self::RecipeFile { .. } => "give the path of a small TOML file",
+            Self::RecipeSyntax { .. } => {
+                "correct the line; keys are base, default, and in each [[rule]] role, name, layers, mtp, format"
+            }
+            Self::RecipeValue { .. } => {
+                "use one of the listed values; * and ? stand for any characters in roles and names"
+            }
             Self::MissingTensor { .. } => "the checkpoint is incomplete: fetch the missing shard",
             Self::DuplicateTensor { .. } => "pass each tensor of a module once",
             Self::UnexpectedTensor { .. } | Self::UnknownFormat { .. } | Self::Unsupported { .. } => {

@@ -34,7 +34,7 @@ pub use encode::{encode, encode_ref};
 pub use error::{Error, Result};
 pub use experts::FusedExperts;
 pub use packed::{Fp8ScaleVec, PackedMatrix, PackedParts};
-pub use recipe::{Conversion, Recipe, convert};
+pub use recipe::{Conversion, Custom, Recipe, RowPart, Site, Target, convert};
 pub use report::{ErrorReport, ErrorSums};
 pub use role::TensorRole;
 pub use widen::widen;

@@ -99,6 +99,36 @@ impl TensorRole {
         )
     }
 
+    /// The module's name below its layer, or below the model; the number of an expert is written `*`.
+    #[must_use]
+    pub const fn module(self) -> &'static str {
+        match self {
+            Self::Embedding => "embed_tokens",
+            Self::Head => "lm_head",
+            Self::GdnQkv => "linear_attn.in_proj_qkv",
+            Self::GdnZ => "linear_attn.in_proj_z",
+            Self::GdnA => "linear_attn.in_proj_a",
+            Self::GdnB => "linear_attn.in_proj_b",
+            Self::GdnOut => "linear_attn.out_proj",
+            Self::AttnQ => "self_attn.q_proj",
+            Self::AttnK => "self_attn.k_proj",
+            Self::AttnV => "self_attn.v_proj",
+            Self::AttnOut => "self_attn.o_proj",
+            Self::MlpGate => "mlp.gate_proj",
+            Self::MlpUp => "mlp.up_proj",
+            Self::MlpDown => "mlp.down_proj",
+            Self::Router => "mlp.gate",
+            Self::ExpertGate => "mlp.experts.*.gate_proj",
+            Self::ExpertUp => "mlp.experts.*.up_proj",
+            Self::ExpertDown => "mlp.experts.*.down_proj",
+            Self::SharedGate => "mlp.shared_expert.gate_proj",
+            Self::SharedUp => "mlp.shared_expert.up_proj",
+            Self::SharedDown => "mlp.shared_expert.down_proj",
+            Self::SharedExpertGate => "mlp.shared_expert_gate",
+            Self::MtpFc => "fc",
+        }
+    }
+
     /// Short lower-case name.
     #[must_use]
     pub const fn name(self) -> &'static str {

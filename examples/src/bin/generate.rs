@@ -78,8 +78,9 @@ struct Arguments {
     /// Threads of the CPU backend [default: all]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     threads: Option<usize>,
-    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-amax, or
-    /// several of them in a row, separated by commas
+    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, groupwise, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-block,
+    /// bridge-fp8-amax; with -a8 behind one of FP8 also E4M3 activations; or a file of rules, *.toml; or several of them in a row,
+    /// separated by commas
     #[arg(long, value_name = "RECIPE", default_value = "keep", help_heading = "Engine")]
     weights: Recipes,
     /// Element type of the KV cache: f32 or bf16 [default: the backend's]

@@ -61,8 +61,9 @@ struct Arguments {
     /// A known device to plan for; can be given several times [default: this machine and all that are known]
     #[arg(long, value_name = "NAME")]
     device_profile: Vec<String>,
-    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-amax, or
-    /// several of them in a row, separated by commas
+    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, groupwise, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-block,
+    /// bridge-fp8-amax; with -a8 behind one of FP8 also E4M3 activations; or a file of rules, *.toml; or several of them in a row,
+    /// separated by commas
     #[arg(long, value_name = "RECIPE", default_value = "keep")]
     weights: Recipes,
     /// Tokens a sequence may reach [default: 4096, or what the model is made for if that is less]

@@ -57,8 +57,9 @@ struct Arguments {
     /// Measure the first N tokens only [default: 16384 of the shipped documents, else all]
     #[arg(long, value_name = "N", value_parser = from(1))]
     max_tokens: Option<usize>,
-    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-amax, or
-    /// several of them in a row, separated by commas
+    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, groupwise, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-block,
+    /// bridge-fp8-amax; with -a8 behind one of FP8 also E4M3 activations; or a file of rules, *.toml; or several of them in a row,
+    /// separated by commas
     #[arg(long, value_name = "RECIPE", default_value = "keep")]
     weights: Recipes,
     /// Compare with the same model under another recipe: divergence and agreement of the most likely token

@@ -40,8 +40,9 @@ struct Arguments {
     /// Folder to make
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-amax, or
-    /// several of them in a row, separated by commas
+    /// Formats of the weights: keep, bf16, f32, q4, q5, q6, w8, groupwise, nvfp4, fp8, fp8-block, bridge-fp8, bridge-fp8-block,
+    /// bridge-fp8-amax; with -a8 behind one of FP8 also E4M3 activations; or a file of rules, *.toml; or several of them in a row,
+    /// separated by commas
     #[arg(long, value_name = "RECIPE")]
     weights: Recipes,
     /// Largest file of weights, such as 5GB or 512MiB; a larger tensor has a file of its own

@@ -143,7 +143,7 @@ fn convert(table: &WeightTable, recipes: &Recipes, place: &MatrixPlace, outcome:
         return Ok(Encoded { matrix: stored, sums: None });
     }
     let named = |source| Error::Quant { module: place.name.clone(), source };
-    let matrix = recipes.apply(&stored, place.layer, place.role).map_err(named)?;
+    let matrix = recipes.apply(&stored, &table.site(place.layer, place.role)).map_err(named)?;
     let mut sums = ErrorSums::default();
     let (mut before, mut after) = (vec![0.0; stored.cols()], vec![0.0; matrix.cols()]);
     for row in 0..stored.rows() {

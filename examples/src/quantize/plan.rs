@@ -180,7 +180,7 @@ fn outcome(table: &WeightTable, recipes: &Recipes, place: &MatrixPlace) -> Resul
             (m.format(), writer::kind(&m))
         }
     };
-    let (changed, format) = recipes.outcome(place.layer, place.role, stored);
+    let (changed, format) = recipes.outcome(&table.site(place.layer, place.role), stored);
     let kind = if changed { written_as(format).unwrap_or(kind) } else { kind };
     Ok(Outcome { changed, kind })
 }

@@ -1,7 +1,7 @@
 //! The layer graph: which operations a pass over some rows submits.
 
 use ninfer_core::Result;
-use ninfer_core::backend::{InferenceBackend, Recorder};
+use ninfer_core::backend::{DeviceWeight, InferenceBackend, Recorder};
 use ninfer_core::ops::{
     Attend, Embed, Experts, GdnMix, KvLayer, Norm, Project, ProjectAdd, RmsNorm, RopeAppend, RopeTable, Route, Swiglu,
 };
@@ -136,17 +136,15 @@ fn gdn<B: InferenceBackend>(
     cache: &GdnCache<B>,
     record: bool,
 ) -> Result<()> {
-    rec.project(Project {
-        batch: batch.clone(),
-        input: rows.x.clone(),
-        norm: Some(norm.clone()),
-        parts: vec![
-            (w.qkv.clone(), rows.qkv.clone()),
-            (w.z.clone(), rows.z.clone()),
-            (w.a.clone(), rows.a.clone()),
-            (w.b.clone(), rows.b.clone()),
-        ],
-    })?;
+    let others = [(&w.z, &rows.z), (&w.a, &rows.a), (&w.b, &rows.b)];
+    for (i, (first, weight)) in w.qkv.iter().enumerate() {
+        // Outputs of one operation may not interleave in a buffer, so each further piece has an operation of its own.
+        let mut parts = vec![(weight.clone(), rows.qkv.col_range(*first..first + weight.rows())?)];
+        if i == 0 {
+            parts.extend(others.map(|(weight, out)| (weight.clone(), out.clone())));
+        }
+        rec.project(Project { batch: batch.clone(), input: rows.x.clone(), norm: Some(norm.clone()), parts })?;
+    }
     rec.gdn_mix(GdnMix {
         batch: batch.clone(),
         qkv: rows.qkv.clone(),

@@ -30,7 +30,8 @@ pub(crate) struct AttentionWeights<B: InferenceBackend> {
 }
 
 pub(crate) struct GdnWeights<B: InferenceBackend> {
-    pub(crate) qkv: B::Weight,
+    /// `[C, H]`, in pieces where its rows have different formats, each with the first of its rows.
+    pub(crate) qkv: Vec<(usize, B::Weight)>,
     pub(crate) z: B::Weight,
     pub(crate) a: B::Weight,
     pub(crate) b: B::Weight,

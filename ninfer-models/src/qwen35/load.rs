@@ -31,6 +31,14 @@ pub trait WeightSource {
     /// An [`Error`] naming the tensor.
     fn matrix(&self, layer: LayerRef, role: TensorRole) -> Result<PackedMatrix>;
 
+    /// A matrix in pieces of rows, which, stacked, are the matrix: for a source that has formats for the rows of one matrix.
+    ///
+    /// # Errors
+    /// An [`Error`] naming the tensor.
+    fn stack(&self, layer: LayerRef, role: TensorRole) -> Result<Vec<PackedMatrix>> {
+        Ok(vec![self.matrix(layer, role)?])
+    }
+
     /// The experts of a layer, stacked: gate and up of expert 0, of expert 1, …; or down of each.
     ///
     /// # Errors
@@ -61,7 +69,7 @@ pub struct LoadProgress<'a> {
 /// A checkpoint read through a recipe.
 pub(super) struct Converted<'a> {
     pub(super) table: &'a WeightTable,
-    pub(super) recipe: Recipe,
+    pub(super) recipe: &'a Recipe,
 }
 
 impl WeightSource for Converted<'_> {
@@ -78,11 +86,15 @@ impl WeightSource for Converted<'_> {
     }
 
     fn matrix(&self, layer: LayerRef, role: TensorRole) -> Result<PackedMatrix> {
-        self.table.matrix(layer, role, &self.recipe)
+        self.table.matrix(layer, role, self.recipe)
+    }
+
+    fn stack(&self, layer: LayerRef, role: TensorRole) -> Result<Vec<PackedMatrix>> {
+        self.table.stack(layer, role, self.recipe)
     }
 
     fn experts(&self, layer: LayerRef, part: ExpertPart) -> Result<Vec<PackedMatrix>> {
-        self.table.experts(layer, part, &self.recipe)
+        self.table.experts(layer, part, self.recipe)
     }
 
     fn vector(&self, layer: LayerRef, role: VectorRole) -> Result<Vec<f32>> {
@@ -167,12 +179,40 @@ impl<B: InferenceBackend> Loader<'_, B> {
     }
 
     fn matrix(&mut self, layer: LayerRef, role: TensorRole, rows: usize, cols: usize) -> Result<B::Weight> {
-        let matrix = self.source.matrix(layer, role)?;
-        self.prepare(&[matrix], "matrix", rows, cols)
+        let stack = self.source.stack(layer, role)?;
+        self.prepare(&stack, "matrix", rows, cols)
+    }
+
+    /// A matrix as one weight for each piece, with the first row of each.
+    fn pieces(
+        &mut self,
+        layer: LayerRef,
+        role: TensorRole,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<(usize, B::Weight)>> {
+        let stack = self.source.stack(layer, role)?;
+        let found = stack.iter().map(PackedMatrix::rows).sum::<usize>();
+        if found != rows {
+            return Err(Error::Core(CoreError::Shape {
+                op: "load",
+                what: "matrix",
+                expected: format!("[{rows}, {cols}]"),
+                got: format!("{found} rows"),
+            }));
+        }
+        let mut first = 0;
+        let mut piece = |m: PackedMatrix| {
+            let (at, count) = (first, m.rows());
+            first += count;
+            Ok((at, self.prepare(&[m], "matrix", count, cols)?))
+        };
+        stack.into_iter().map(&mut piece).collect()
     }
 
     fn pair(&mut self, layer: LayerRef, roles: [TensorRole; 2], rows: usize, cols: usize) -> Result<B::Weight> {
-        let parts = [self.source.matrix(layer, roles[0])?, self.source.matrix(layer, roles[1])?];
+        let mut parts = self.source.stack(layer, roles[0])?;
+        parts.extend(self.source.stack(layer, roles[1])?);
         self.prepare(&parts, "gate and up", 2 * rows, cols)
     }
 
@@ -229,7 +269,7 @@ impl<B: InferenceBackend> Loader<'_, B> {
     fn gdn(&mut self, layer: LayerRef, config: &Config) -> Result<GdnWeights<B>> {
         let (g, h) = (config.gdn, config.hidden);
         Ok(GdnWeights {
-            qkv: self.matrix(layer, TensorRole::GdnQkv, g.channels(), h)?,
+            qkv: self.pieces(layer, TensorRole::GdnQkv, g.channels(), h)?,
             z: self.matrix(layer, TensorRole::GdnZ, g.values(), h)?,
             a: self.matrix(layer, TensorRole::GdnA, g.value_heads, h)?,
             b: self.matrix(layer, TensorRole::GdnB, g.value_heads, h)?,

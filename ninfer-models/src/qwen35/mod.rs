@@ -78,7 +78,7 @@ impl<B: InferenceBackend> Qwen35<B> {
         progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
         let table = WeightTable::open(dir)?;
-        Self::from_source(backend, &load::Converted { table: &table, recipe: *recipe }, progress)
+        Self::from_source(backend, &load::Converted { table: &table, recipe }, progress)
     }
 
     /// Loads from any source of weights.

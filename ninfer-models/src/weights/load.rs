@@ -3,41 +3,81 @@
 use ninfer_core::DType;
 use ninfer_quant::checkpoint::{StoredKind, StoredTensor, decode};
 use ninfer_quant::codes::{decode_bf16_slice, decode_f16_slice, decode_f32_slice};
-use ninfer_quant::{PackedMatrix, PackedParts, Recipe, TensorRole};
+use ninfer_quant::{PackedMatrix, PackedParts, Recipe, RowPart, Site, TensorRole};
 use rayon::prelude::*;
 
 use super::WeightTable;
-use super::part::{ExpertPart, LayerRef, VectorRole};
+use super::part::{ExpertPart, LayerRef, VectorRole, place};
 use super::resolve::{ExpertSet, Module};
 use crate::checkpoint::TensorEntry;
+use crate::config::Ffn;
 use crate::{Error, Result};
 
 impl WeightTable {
     /// Reads a matrix and converts it as the recipe says for its role.
     ///
     /// Where the head is not stored, [`TensorRole::Head`] reads the embedding. Matrices of routed experts are read by
-    /// [`WeightTable::experts`].
+    /// [`WeightTable::experts`]. All rows are treated alike; [`WeightTable::stack`] knows recipes that do not.
     ///
     /// # Errors
     /// [`Error::NoSuchWeight`] if the layer has no such matrix; [`Error::Io`], [`Error::OutOfMemory`];
     /// [`Error::Quant`] naming the module for scales or weights that are NaN, infinite or implausible, and where the target
     /// format cannot hold the matrix.
     pub fn matrix(&self, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
+        let (packed, name) = self.stored_matrix(layer, role)?;
+        let target = recipe.target(&self.site(layer, role), packed.format());
+        target.apply_owned(packed).map_err(|source| Error::Quant { module: name, source })
+    }
+
+    /// Reads a matrix and converts it as the recipe says for its role and its rows: the results, stacked, are the matrix.
+    ///
+    /// There is more than one only where a recipe tells query rows of `q_proj` from gate rows, or query and key rows of
+    /// `in_proj_qkv` from value rows.
+    ///
+    /// # Errors
+    /// As [`WeightTable::matrix`].
+    pub fn stack(&self, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<Vec<PackedMatrix>> {
+        let (packed, name) = self.stored_matrix(layer, role)?;
+        recipe
+            .convert_stack(packed, &self.site(layer, role), &self.row_parts(role))
+            .map_err(|source| Error::Quant { module: name, source })
+    }
+
+    /// What a recipe decides by for a matrix of this model.
+    #[must_use]
+    pub fn site(&self, layer: LayerRef, role: TensorRole) -> Site {
+        let has_experts = matches!(self.config.ffn, Ffn::Moe { .. });
+        Site::new(role, place(layer, role), self.config.layers.len(), has_experts)
+    }
+
+    /// The kinds of rows of a matrix that a recipe may tell from each other, and how many of each follow each other, over and
+    /// over. Empty for the many matrices in which it may not.
+    #[must_use]
+    pub fn row_parts(&self, role: TensorRole) -> Vec<(RowPart, usize)> {
+        let (attention, gdn) = (&self.config.attention, &self.config.gdn);
+        match role {
+            TensorRole::AttnQ => vec![(RowPart::Query, attention.head_dim), (RowPart::Gate, attention.head_dim)],
+            TensorRole::GdnQkv => vec![(RowPart::QueryKey, 2 * gdn.keys()), (RowPart::Value, gdn.values())],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Reads a matrix in the format it is stored in, and gives it a name for errors.
+    fn stored_matrix(&self, layer: LayerRef, role: TensorRole) -> Result<(PackedMatrix, String)> {
         let stored = match role {
             TensorRole::Head if self.shares_head() => TensorRole::Embedding,
             role => role,
         };
         if let Some(c) = &self.container {
             let packed = c.matrix(layer, stored, &|n| self.observer.add(n))?;
-            let named = |source| Error::Quant { module: format!("{role} of {layer}"), source };
-            return recipe.target(role, layer.is_mtp(), packed.format()).apply_owned(packed).map_err(named);
+            return Ok((packed, format!("{role} of {layer}")));
         }
         let module = self
             .found
             .matrices
             .get(&(layer, stored))
             .ok_or_else(|| Error::NoSuchWeight { layer: layer.to_string(), role: role.to_string() })?;
-        self.module(module, layer, role, recipe)
+        Ok((self.stored(module)?, module.name.clone()))
     }
 
     /// Reads the routed experts of a layer and converts each matrix by itself.
@@ -49,7 +89,7 @@ impl WeightTable {
     /// As [`WeightTable::matrix`].
     pub fn experts(&self, layer: LayerRef, part: ExpertPart, recipe: &Recipe) -> Result<Vec<PackedMatrix>> {
         if let Some(c) = &self.container {
-            let convert = |role, m: PackedMatrix| recipe.target(role, layer.is_mtp(), m.format()).apply_owned(m);
+            let convert = |role, m: PackedMatrix| recipe.target(&self.site(layer, role), m.format()).apply_owned(m);
             return c.experts(layer, part, &convert, &|n| self.observer.add(n));
         }
         let set = self
@@ -112,7 +152,20 @@ impl WeightTable {
         self.checkpoint.read_range(tensor, 0..tensor.bytes(), &mut |n| self.observer.add(n))
     }
 
-    pub(super) fn module(&self, m: &Module, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
+    pub(super) fn module(
+        &self,
+        m: &Module,
+        layer: LayerRef,
+        role: TensorRole,
+        recipe: &Recipe,
+    ) -> Result<PackedMatrix> {
+        let packed = self.stored(m)?;
+        let target = recipe.target(&self.site(layer, role), packed.format());
+        target.apply_owned(packed).map_err(|source| Error::Quant { module: m.name.clone(), source })
+    }
+
+    /// Reads a matrix in the format it is stored in.
+    fn stored(&self, m: &Module) -> Result<PackedMatrix> {
         let named = |source| Error::Quant { module: m.name.clone(), source };
         let entries: Vec<(&str, &TensorEntry)> = m
             .tensors
@@ -146,8 +199,7 @@ impl WeightTable {
                 got: vec![packed.rows(), packed.cols()],
             });
         }
-        drop(data);
-        recipe.target(role, layer.is_mtp(), packed.format()).apply_owned(packed).map_err(named)
+        Ok(packed)
     }
 
     /// Cuts a tensor `[E, rows, cols]` into one matrix per expert and role, reading one expert at a time.
@@ -172,7 +224,7 @@ impl WeightTable {
                 let next = rest.split_off(part_rows * cols * dtype.size());
                 let parts = PackedParts::Plain { dtype, bytes: std::mem::replace(&mut rest, next) };
                 let packed = PackedMatrix::new(part_rows, cols, parts)
-                    .and_then(|m| recipe.target(role, layer.is_mtp(), m.format()).apply_owned(m));
+                    .and_then(|m| recipe.target(&self.site(layer, role), m.format()).apply_owned(m));
                 let named = |source| Error::Quant { module: format!("{}[{expert}]", tensor.name()), source };
                 out.push(packed.map_err(named)?);
             }

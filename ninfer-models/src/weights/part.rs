@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use ninfer_core::shape::Part;
+use ninfer_quant::TensorRole;
+
 /// A place in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -29,6 +32,16 @@ impl fmt::Display for LayerRef {
             Self::Main(i) => write!(f, "layer {i}"),
             Self::Mtp => f.write_str("MTP block"),
         }
+    }
+}
+
+/// Where a matrix stands in terms of a model's shape.
+pub(super) const fn place(layer: LayerRef, role: TensorRole) -> Part {
+    match (layer, role) {
+        (LayerRef::Main(i), _) => Part::Layer(i),
+        (LayerRef::Mtp, _) => Part::Mtp,
+        (LayerRef::Root, TensorRole::Head) => Part::Head,
+        (LayerRef::Root, _) => Part::Embedding,
     }
 }
 

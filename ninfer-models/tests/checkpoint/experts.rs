@@ -86,7 +86,7 @@ fn the_order_is_gate_up_by_expert_and_each_is_converted_alone() {
     let quantized = table.experts(layer, ExpertPart::GateUp, &recipe).unwrap();
     for (i, (q, p)) in quantized.iter().zip(&plain).enumerate() {
         let role = if i % 2 == 0 { TensorRole::ExpertGate } else { TensorRole::ExpertUp };
-        assert_eq!(q, &convert(p, &recipe, role, false).unwrap(), "{i}");
+        assert_eq!(q, &convert(p, &recipe, &table.site(layer, role)).unwrap(), "{i}");
     }
     let down = table.experts(layer, ExpertPart::Down, &Recipe::Keep).unwrap();
     assert_eq!((down.len(), down[0].rows(), down[0].cols()), (EXPERTS, HIDDEN, WIDTH));

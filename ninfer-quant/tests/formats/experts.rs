@@ -1,9 +1,10 @@
 //! Fused expert tensors and checkpoints that mix formats.
 
 use ninfer_core::format::GlobalScale;
+use ninfer_core::shape::Part;
 use ninfer_core::{DType, WeightFormat};
 use ninfer_quant::codes::encode_bf16_slice;
-use ninfer_quant::{Error, FusedExperts, PackedParts, Recipe, TensorRole, dequantize_ref};
+use ninfer_quant::{Error, FusedExperts, PackedParts, Recipe, Site, TensorRole, dequantize_ref};
 
 use crate::fixtures::{Module, Tensor, assert_same, weights};
 
@@ -28,7 +29,7 @@ fn every_expert_matrix_is_quantised_by_itself() {
         );
         for (m, role) in [(gate, TensorRole::ExpertGate), (up, TensorRole::ExpertUp)] {
             let amax = dequantize_ref(&m).unwrap().iter().fold(0.0f32, |a, x| a.max(x.abs()));
-            let q = Recipe::Nvfp4.target(role, false, m.format()).apply_ref(&m).unwrap();
+            let q = Recipe::Nvfp4.target(&Site::new(role, Part::Layer(0), 1, true), m.format()).apply_ref(&m).unwrap();
             let PackedParts::Nvfp4 { global: GlobalScale::Divide(g), .. } = *q.parts() else { panic!() };
             assert_eq!(g, amax.recip() * 2688.0);
             globals.push(g);

@@ -1,11 +1,14 @@
 //! Stored tensors that must be refused, each by an error that names the tensor.
 
+use ninfer_core::shape::Part;
 use ninfer_core::{DType, WeightFormat};
 use ninfer_quant::checkpoint::{StoredKind, TensorInfo, classify};
-use ninfer_quant::{Error, PackedMatrix, PackedParts, encode};
+use ninfer_quant::{Error, PackedMatrix, PackedParts, Site, TensorRole, encode};
 use proptest::prelude::*;
 
 use crate::fixtures::{Module, Tensor};
+
+const UP: Site = Site::new(TensorRole::MlpUp, Part::Layer(0), 1, false);
 
 fn t(dtype: DType, shape: &[usize], byte: u8) -> Tensor {
     let bytes = shape.iter().product::<usize>() * dtype.size();
@@ -156,8 +159,7 @@ fn shapes_that_overflow_are_refused_before_anything_is_allocated() {
     }
     for (rows, cols) in [(0, usize::MAX), (usize::MAX, 0), (usize::MAX, 2)] {
         for name in ["f32", "fp8-block", "nvfp4", "q5"] {
-            let format =
-                ninfer_quant::Recipe::ALL.map(|r| r.target(ninfer_quant::TensorRole::MlpUp, false, WeightFormat::F16));
+            let format = ninfer_quant::Recipe::ALL.map(|r| r.target(&UP, WeightFormat::F16));
             let format = format.into_iter().map(|c| c.result(WeightFormat::F16)).find(|f| f.name() == name).unwrap();
             assert!(encode(format, rows, cols, &[]).is_err());
         }
@@ -201,7 +203,7 @@ fn weights_that_are_not_finite() {
     w[21] = f32::NAN;
     for format in ["f32", "bf16", "q4", "w8", "fp8", "fp8-block", "nvfp4"] {
         let recipe: ninfer_quant::Recipe = format.parse().unwrap();
-        let to = recipe.target(ninfer_quant::TensorRole::MlpUp, false, WeightFormat::F16).result(WeightFormat::F16);
+        let to = recipe.target(&UP, WeightFormat::F16).result(WeightFormat::F16);
         let e = encode(to, 2, 16, &w).unwrap_err();
         assert!(matches!(e, Error::NonFinite { row: 1, col: 5, .. }), "{format}: {e}");
     }

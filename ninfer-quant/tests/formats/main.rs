@@ -3,6 +3,7 @@
 #![allow(clippy::redundant_pub_crate, reason = "unreachable_pub asks for the opposite in a test binary")]
 
 mod bridge;
+mod custom;
 mod demo_model;
 mod experts;
 mod fixtures;
