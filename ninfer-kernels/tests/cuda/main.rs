@@ -12,6 +12,10 @@ mod stored;
 
 mod lab;
 
+mod choose;
+mod gdn;
+mod gdn_fold;
 mod linear;
 mod moe;
 mod norm;
+mod sample;
