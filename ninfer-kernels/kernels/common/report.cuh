@@ -12,6 +12,9 @@ constexpr u32 kContext = 6;
 constexpr u32 kRecordedColumns = 7;
 constexpr u32 kRoundColumns = 8;
 constexpr u32 kSegmentRows = 9;
+constexpr u32 kFoldedColumns = 10;
+constexpr u32 kFold = 11;
+constexpr u32 kBank = 12;
 
 struct Report {
     u32 code, got, limit, unused;

@@ -6,6 +6,33 @@ use super::kernels::Image;
 
 pub(super) const IMAGES: &[Image] = &[
     Image {
+        family: "gdn",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/gdn.sm_80.ptx.z"),
+        entries: &[
+            "gdn_norm",
+            "gdn_prompt_columns_4",
+            "gdn_prompt_columns_8",
+            "gdn_round_columns_4",
+            "gdn_round_columns_8",
+        ],
+    },
+    Image {
+        family: "gdn_delta",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/gdn_delta.sm_80.ptx.z"),
+        entries: &["gdn_prompt_full", "gdn_round_full"],
+    },
+    Image {
+        family: "gdn_delta_any",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/gdn_delta_any.sm_80.ptx.z"),
+        entries: &["gdn_prompt_256", "gdn_prompt_32", "gdn_round_256", "gdn_round_32"],
+    },
+    Image {
         family: "linear_bf16",
         target: Target::Sm80,
         isa: PtxIsa::new(7, 4),

@@ -11,6 +11,7 @@ mod batch;
 mod buffer;
 mod choose;
 mod driver;
+mod gdn;
 mod images;
 mod kernels;
 mod linear;

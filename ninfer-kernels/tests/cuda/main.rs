@@ -13,6 +13,8 @@ mod stored;
 mod lab;
 
 mod choose;
+mod gdn;
+mod gdn_fold;
 mod linear;
 mod moe;
 mod norm;
