@@ -5,6 +5,7 @@
 #![allow(unreachable_pub, reason = "a program has no outside: `pub` means the whole of it")]
 
 mod answer;
+mod bundle;
 mod cargo;
 mod features;
 mod files;
@@ -13,6 +14,7 @@ mod links;
 mod markdown;
 mod package;
 mod parallel;
+mod process;
 mod ptx;
 mod report;
 mod structure;
@@ -38,14 +40,19 @@ const CHECKS: [Check; 6] = [
     ("package", "what `cargo package` puts into each published crate", package::check),
 ];
 
+/// Name, usage, and a command with arguments; `None` if they make no sense.
+type Task = (&'static str, &'static str, fn(&[String], &mut Report) -> Option<Result<(), String>>);
+
+const COMMANDS: [Task; 2] = [("bundle", bundle::USAGE, bundle::command), ("ptx", ptx::USAGE, ptx::command)];
+
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let Some((name, arguments)) = wanted.split_first() else { return usage() };
-    if name == "ptx" {
-        let mut report = Report::new("ptx");
-        return match ptx::command(arguments, &mut report) {
+    if let Some((name, usage, command)) = COMMANDS.iter().find(|(n, ..)| n == name) {
+        let mut report = Report::new(name);
+        return match command(arguments, &mut report) {
             Some(result) => finish(report, result),
-            None => misuse(ptx::USAGE),
+            None => misuse(usage),
         };
     }
     let Some((name, _, check)) = CHECKS.iter().find(|(n, ..)| n == name && arguments.is_empty()) else {
@@ -68,7 +75,8 @@ fn usage() -> ExitCode {
     for (name, what, _) in CHECKS {
         eprintln!("  {name:<10}{what}");
     }
-    misuse(ptx::USAGE)
+    COMMANDS.iter().for_each(|(_, usage, _)| eprintln!("{usage}"));
+    ExitCode::from(2)
 }
 
 fn misuse(usage: &str) -> ExitCode {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::toolchain::{Assembler, Toolchain, run};
+use super::toolchain::{Assembler, Toolchain};
+use crate::process::run;
 
 /// What an entry needs on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::manifest::{FOLDER, Manifest, file_name};
 use super::target::Target;
-use super::toolchain::run;
+use crate::process::run;
 
 /// The file, inside the crate.
 pub const FILE: &str = "src/cuda/images.rs";

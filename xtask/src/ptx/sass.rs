@@ -6,7 +6,8 @@ use std::process::Command;
 use super::build::Builder;
 use super::family::Family;
 use super::target::Target;
-use super::toolchain::{Assembler, Toolchain, run};
+use super::toolchain::{Assembler, Toolchain};
+use crate::process::run;
 
 /// The device of which code is shown unless another is named.
 const DEVICE: &str = "sm_90";
