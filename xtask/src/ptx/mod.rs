@@ -6,6 +6,7 @@ mod check;
 mod compiler;
 mod family;
 mod images;
+mod lock;
 mod manifest;
 mod module;
 mod sass;
@@ -19,6 +20,7 @@ use crate::report::Report;
 use crate::{parallel, tree};
 use build::{Builder, Built};
 use family::{CRATE, Family};
+use lock::Lock;
 use manifest::Manifest;
 use target::Target;
 use toolchain::Toolchain;
@@ -113,6 +115,8 @@ fn update(root: &Path, toolchain: Toolchain, names: &[String], force: bool, repo
     }
 
     // Read again, since another run may have written in the meantime.
+    let _lock = Lock::take(&root.join("target"))?;
+    let all = family::names(root)?;
     let mut manifest = Manifest { families: Manifest::read(root)?.families, ..way };
     if is_remade && built.len() < stale.len() {
         return Err("nothing is written, since modules made in different ways cannot stand side by side".to_owned());
