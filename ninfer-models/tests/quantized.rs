@@ -165,3 +165,31 @@ fn the_bridge_stays_close_to_the_stored_weights() {
         assert!(d > TOLERANCE && d < 1.0, "{name}: {d}");
     }
 }
+
+#[test]
+fn scales_of_activations_change_nothing() {
+    // P27: a config that asks for quantised activations, and the scale for them beside every module.
+    let from = folder("ct-nvfp4");
+    let dir = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let group = &mut config["quantization_config"]["config_groups"]["group_0"];
+    assert!(group["input_activations"].is_null());
+    group["input_activations"] = group["weights"].clone();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let scale = 0.01f32.to_le_bytes();
+    let mut tensors: Vec<(String, safetensors::tensor::TensorView<'_>)> = file.tensors();
+    for (name, _) in file.tensors() {
+        if let Some(module) = name.strip_suffix("weight_packed") {
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1], &scale).unwrap();
+            tensors.push((format!("{module}input_global_scale"), view));
+        }
+    }
+    let written = safetensors::serialize(tensors, None).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), written).unwrap();
+    let golden = Golden::open("ct-nvfp4");
+    let with = Qwen35::load(&Cpu::new(), dir.path(), &Recipe::Keep, &mut |_| {}).unwrap();
+    assert_eq!(difference(&with, &golden), difference(&model("ct-nvfp4", &Recipe::Keep), &golden));
+}

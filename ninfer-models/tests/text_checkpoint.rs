@@ -197,3 +197,50 @@ fn wrong_messages_are_named_by_position_and_field() {
     assert!(matches!(Message::list_from_json(b"{}"), Err(TextError::Field { .. })));
     assert!(matches!(Message::list_from_json(b"{"), Err(TextError::NotJson { .. })));
 }
+
+#[test]
+fn end_tokens_that_the_tokenizer_lacks_are_refused_with_the_folder() {
+    let dir = checkpoint(&[("generation_config.json", r#"{"eos_token_id": [481, 512]}"#)]);
+    let error = Text::load(dir.path()).unwrap_err();
+    let TextError::Field { what, field, got, .. } = &error else { panic!("{error}") };
+    assert_eq!((field.as_str(), got.as_str()), ("eos_token_id", "512"));
+    assert!(what.starts_with(&dir.path().display().to_string()), "{error}");
+    // Added tokens that were lost take the end of a turn with them.
+    let dir = checkpoint(&[("generation_config.json", r#"{"eos_token_id": 481}"#)]);
+    assert!(Text::load(dir.path()).is_ok());
+    let file = dir.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    json["added_tokens"] = json!([]);
+    std::fs::write(&file, json.to_string()).unwrap();
+    assert!(matches!(Text::load(dir.path()), Err(TextError::Field { field, .. }) if field == "eos_token_id"));
+}
+
+#[test]
+fn added_tokens_may_be_told_by_the_other_file() {
+    let load = |decoder: Value| {
+        let config = json!({ "added_tokens_decoder": decoder }).to_string();
+        let dir = checkpoint(&[("tokenizer_config.json", &config)]);
+        Text::load(dir.path())
+    };
+    let token = |content: &str| json!({"content": content, "special": true});
+    // Known ones, and two behind the last: as in published files, whose tokenizer.json ends early.
+    let text = load(json!({"480": token("<|im_start|>"), "512": token("<a>"), "513": token("<b>")})).unwrap();
+    let tokenizer = text.tokenizer();
+    assert_eq!((tokenizer.len(), tokenizer.token_to_id("<b>")), (514, Some(513)));
+    assert_eq!(tokenizer.encode("x<a>").unwrap().last(), Some(&512));
+    assert!(tokenizer.is_special(512));
+    for bad in
+        [json!({"480": token("<|im_end|>")}), json!({"512": token("<|im_end|>")}), json!({"514": token("<hole>")})]
+    {
+        assert!(matches!(load(bad.clone()), Err(TextError::InconsistentTokenizer { .. })), "{bad}");
+    }
+    for bad in [json!([]), json!({"x": token("y")}), json!({"512": {}}), json!({"4294967296": token("y")})] {
+        assert!(matches!(load(bad.clone()), Err(TextError::Field { .. })), "{bad}");
+    }
+}
+
+#[test]
+fn a_limit_of_no_tokens_is_refused() {
+    let dir = checkpoint(&[("generation_config.json", r#"{"max_new_tokens": 0}"#)]);
+    assert!(matches!(Text::load(dir.path()), Err(TextError::Field { field, .. }) if field == "max_new_tokens"));
+}

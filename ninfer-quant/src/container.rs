@@ -152,7 +152,7 @@ impl StoredMatrix {
     pub fn new(format: ContainerFormat, rows: usize, cols: usize) -> Result<Self> {
         let legal = match format {
             ContainerFormat::I32 => false,
-            ContainerFormat::Nvfp4 => rows % TILE_ROWS == 0 && cols % (NVFP4_GROUP * TILE_GROUPS) == 0,
+            ContainerFormat::Nvfp4 => rows.is_multiple_of(TILE_ROWS) && cols.is_multiple_of(NVFP4_GROUP * TILE_GROUPS),
             _ => true,
         };
         // Below this bound no sum or product of this module overflows.

@@ -284,7 +284,7 @@ fn object(m: Member) -> Result<(String, ObjectKind), DirectoryFault> {
             if m.bytes != expected {
                 return Err(DirectoryFault::Size { object: m.name, expected, got: m.bytes });
             }
-            if m.offset % ALIGNMENT != 0 {
+            if !m.offset.is_multiple_of(ALIGNMENT) {
                 return Err(DirectoryFault::Alignment { object: m.name, offset: m.offset });
             }
             Ok((m.name, ObjectKind::Tensor { format, shape }))

@@ -8,12 +8,13 @@ use super::chat_options::ChatOptions;
 use super::chat_template::ChatTemplate;
 use super::error::{TextError, TextResult};
 use super::generation_defaults::GenerationDefaults;
-use super::json::{field_error, read_json_if_present, read_text};
+use super::json::{field_error, read_text};
 use super::message::Message;
 use super::prompt::Prompt;
+use super::source::TextFiles;
 use super::stop_tokens::{StopTokens, token_content};
 use super::text_stream::TextStream;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{MAX_TOKENIZER_BYTES, Tokenizer};
 
 /// Tokenizer, chat template, stop tokens and recommended sampling settings of one checkpoint.
 ///
@@ -35,26 +36,35 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads a checkpoint folder: `tokenizer.json`, and where present `tokenizer_config.json`, `config.json`,
+    /// Reads a checkpoint folder, or the resources `frontend/…` of a `.ninfer` container and, for what it lacks, the folder it
+    /// lies in: `tokenizer.json`, and where present `tokenizer_config.json`, `config.json`,
     /// `generation_config.json` and the chat template.
     ///
     /// The template is `chat_template.jinja` (with `additional_chat_templates/*.jinja` beside it), else the
-    /// `chat_template` of `tokenizer_config.json` (a string or a list of named ones), else `chat_template.json`.
+    /// `chat_template` of `tokenizer_config.json` (a string or a list of named ones), else `chat_template.json`. Added tokens
+    /// that only the `added_tokens_decoder` of `tokenizer_config.json` has are added to those of `tokenizer.json`.
     ///
     /// # Errors
-    /// Everything [`Tokenizer::from_file`] reports; [`TextError::NotJson`], [`TextError::Field`] and
+    /// Everything [`Tokenizer::from_file`] reports; [`TextError::InconsistentTokenizer`] for added tokens that the two files
+    /// tell differently; [`TextError::NotJson`], [`TextError::Field`] and
     /// [`TextError::Unreadable`] for the other files. A missing or broken chat template is reported by
     /// [`Text::chat_template`] and [`Text::render`] only.
-    pub fn load(dir: impl AsRef<Path>) -> TextResult<Self> {
-        let dir = dir.as_ref();
-        let tokenizer = Tokenizer::from_file(dir.join("tokenizer.json"))?;
-        let generation = read_json_if_present(&dir.join("generation_config.json"))?;
-        let config = read_json_if_present(&dir.join("config.json"))?;
-        let tokenizer_config = read_json_if_present(&dir.join("tokenizer_config.json"))?;
+    pub fn load(path: impl AsRef<Path>) -> TextResult<Self> {
+        let files = TextFiles::open(path.as_ref())?;
+        let dir = files.dir();
+        let here = |error: TextError| error.in_folder(dir);
+        let (bytes, file) = files.bytes("tokenizer.json", MAX_TOKENIZER_BYTES)?;
+        let generation = files.json_if_present("generation_config.json")?;
+        let config = files.json_if_present("config.json")?;
+        let tokenizer_config = files.json_if_present("tokenizer_config.json")?;
+        let tokenizer = Tokenizer::from_parts(&bytes, tokenizer_config.as_ref())
+            .map_err(|error| error.in_folder(file.parent().unwrap_or(dir)))?;
         let stop_tokens =
-            StopTokens::from_configs(&tokenizer, generation.as_ref(), config.as_ref(), tokenizer_config.as_ref())?;
-        let defaults = generation.as_ref().map(GenerationDefaults::from_value).transpose()?.unwrap_or_default();
-        let template = read_templates(dir, tokenizer_config.as_ref())
+            StopTokens::from_configs(&tokenizer, generation.as_ref(), config.as_ref(), tokenizer_config.as_ref())
+                .map_err(here)?;
+        let defaults =
+            generation.as_ref().map(GenerationDefaults::from_value).transpose().map_err(here)?.unwrap_or_default();
+        let template = read_templates(&files, tokenizer_config.as_ref())
             .and_then(|sources| {
                 ChatTemplate::named(sources.ok_or(TextError::NoChatTemplate { dir: dir.to_path_buf() })?)
             })
@@ -105,10 +115,10 @@ impl Text {
 }
 
 /// Named template sources in a checkpoint folder; the main one is called `default`.
-fn read_templates(dir: &Path, tokenizer_config: Option<&Value>) -> TextResult<Option<Vec<(String, String)>>> {
+fn read_templates(files: &TextFiles, tokenizer_config: Option<&Value>) -> TextResult<Option<Vec<(String, String)>>> {
     let name = || ChatTemplate::DEFAULT_NAME.to_owned();
-    let mut sources = read_additional(&dir.join("additional_chat_templates"))?;
-    match read_text(&dir.join("chat_template.jinja")) {
+    let mut sources = read_additional(&files.dir().join("additional_chat_templates"))?;
+    match files.text("chat_template.jinja") {
         Ok(source) => {
             sources.insert(0, (name(), source));
             return Ok(Some(sources));
@@ -130,7 +140,7 @@ fn read_templates(dir: &Path, tokenizer_config: Option<&Value>) -> TextResult<Op
     {
         return Ok(Some(sources));
     }
-    match read_json_if_present(&dir.join("chat_template.json"))? {
+    match files.json_if_present("chat_template.json")? {
         Some(file) => from_json(&file, "chat_template.json"),
         None => Ok(None),
     }

@@ -1,6 +1,6 @@
 //! What reading a tokenizer, rendering a chat or matching stop strings can report.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Result of the functions in [`crate::text`].
 pub type TextResult<T> = Result<T, TextError>;
@@ -156,6 +156,20 @@ pub enum TextError {
 }
 
 impl TextError {
+    /// The same with the folder before a file that is named without one.
+    pub(super) fn in_folder(mut self, dir: &Path) -> Self {
+        match &mut self {
+            Self::NotJson { what, .. } | Self::Field { what, .. } | Self::TooLarge { what, .. }
+                if !what.contains(['/', '\\']) =>
+            {
+                *what = dir.join(&*what).display().to_string();
+            }
+            Self::InconsistentTokenizer { reason } => *reason = format!("{}: {reason}", dir.display()),
+            _ => {}
+        }
+        self
+    }
+
     /// One sentence that says what to do about the error.
     ///
     /// ```

@@ -35,7 +35,7 @@ pub struct GenerationDefaults {
     pub presence_penalty: Option<f32>,
     /// Subtracted from the logits of tokens for each time they were generated.
     pub frequency_penalty: Option<f32>,
-    /// Most tokens to generate.
+    /// Most tokens to generate, at least 1.
     pub max_new_tokens: Option<u32>,
     /// Token that fills unused places in a batch.
     pub pad_token_id: Option<u32>,
@@ -71,7 +71,7 @@ impl GenerationDefaults {
             repetition_penalty: read_number(file, "repetition_penalty")?,
             presence_penalty: read_number(file, "presence_penalty")?,
             frequency_penalty: read_number(file, "frequency_penalty")?,
-            max_new_tokens: read_count(file, "max_new_tokens")?,
+            max_new_tokens: read(file, "max_new_tokens", "a whole number, at least 1", positive)?,
             pad_token_id: read_count(file, "pad_token_id")?,
             bos_token_id: read_count(file, "bos_token_id")?,
         })
@@ -92,6 +92,10 @@ fn read<T>(
 
 fn read_number(file: &Value, field: &str) -> TextResult<Option<f32>> {
     read(file, field, "a finite number", |value| value.as_f64().map(|number| number as f32).filter(|n| n.is_finite()))
+}
+
+fn positive(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|&number| number > 0)
 }
 
 fn read_count(file: &Value, field: &str) -> TextResult<Option<u32>> {
@@ -117,6 +121,7 @@ mod tests {
             (r#"{"temperature": 1e300}"#, "temperature"),
             (r#"{"do_sample": 1}"#, "do_sample"),
             (r#"{"max_new_tokens": 4294967296}"#, "max_new_tokens"),
+            (r#"{"max_new_tokens": 0}"#, "max_new_tokens"),
             ("[]", "the top level"),
         ] {
             match GenerationDefaults::from_json(json.as_bytes()) {

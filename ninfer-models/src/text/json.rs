@@ -34,15 +34,6 @@ pub(super) fn read_text(file: &Path) -> TextResult<String> {
         .map_err(|error| TextError::Unreadable { file: file.to_path_buf(), reason: error.to_string() })
 }
 
-/// Reads a file as JSON; `None` when it does not exist.
-pub(super) fn read_json_if_present(file: &Path) -> TextResult<Option<Value>> {
-    match read_bytes(file, MAX_CONFIG_BYTES) {
-        Ok(bytes) => parse(&bytes, &file.display().to_string()).map(Some),
-        Err(TextError::Missing { .. }) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Parses JSON and names the source in the error.
 pub(super) fn parse(bytes: &[u8], what: &str) -> TextResult<Value> {
     serde_json::from_slice(bytes)

@@ -46,6 +46,7 @@ mod message;
 mod prompt;
 mod python;
 mod reply;
+mod source;
 mod stop_strings;
 mod stop_tokens;
 mod stream_decoder;

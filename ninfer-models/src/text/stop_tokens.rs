@@ -61,7 +61,8 @@ impl StopTokens {
     /// `tokenizer_config.json`; any may be absent.
     ///
     /// # Errors
-    /// [`TextError::Field`](super::TextError::Field) when an `eos_token_id` is neither an id nor a list of ids.
+    /// [`TextError::Field`](super::TextError::Field) when an `eos_token_id` is neither an id nor a list of ids, or the
+    /// tokenizer has no such token: it lost its added tokens, or the files belong to another checkpoint.
     pub fn from_configs(
         tokenizer: &Tokenizer,
         generation: Option<&Value>,
@@ -77,6 +78,9 @@ impl StopTokens {
         ];
         for (file, source, what) in numeric {
             for id in read_ids(file.and_then(|file| file.get("eos_token_id")), what)? {
+                if tokenizer.token_bytes(id).is_none() {
+                    return Err(field_error(what, "eos_token_id", "ids that the tokenizer has", &id.into()));
+                }
                 stops.insert(id, source);
             }
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::Value;
 use tokenizers::{
     Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
@@ -67,12 +68,17 @@ impl Tokenizer {
     /// assert_eq!(error, TextError::NotBpe { found: "WordPiece".into() });
     /// ```
     pub fn from_bytes(bytes: &[u8]) -> TextResult<Self> {
+        Self::from_parts(bytes, None)
+    }
+
+    /// As [`Tokenizer::from_bytes`], with the added tokens that only `tokenizer_config.json` has.
+    pub(super) fn from_parts(bytes: &[u8], tokenizer_config: Option<&Value>) -> TextResult<Self> {
         let got = bytes.len() as u64;
         if got > MAX_TOKENIZER_BYTES {
             let what = "tokenizer.json in bytes".to_owned();
             return Err(TextError::TooLarge { what, got, limit: MAX_TOKENIZER_BYTES });
         }
-        let (pipeline, vocabulary) = tokenizer_file::read(bytes)?;
+        let (pipeline, vocabulary) = tokenizer_file::read(bytes, tokenizer_config)?;
         Ok(Self { shared: Arc::new(Shared { pipeline, vocabulary: Arc::new(vocabulary) }) })
     }
 

@@ -2,6 +2,8 @@
 //!
 //! The file's truncation, padding and post-processing are not read: a prompt is encoded as it stands.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::{self, NFC, NFD, NFKC, NFKD, NormalizerWrapper};
@@ -28,8 +30,8 @@ const MAX_IDS: u32 = 1 << 21;
 const MAX_DEPTH: usize = 8;
 const WHAT: &str = "tokenizer.json";
 
-/// Parses and checks a whole file.
-pub(super) fn read(bytes: &[u8]) -> TextResult<(Pipeline, Vocabulary)> {
+/// Parses and checks a whole file, and adds the added tokens that only `tokenizer_config.json` has.
+pub(super) fn read(bytes: &[u8], tokenizer_config: Option<&Value>) -> TextResult<(Pipeline, Vocabulary)> {
     let mut file = match parse(bytes, WHAT)? {
         Value::Object(file) => file,
         other => return Err(field_error(WHAT, "the top level", "an object", &other)),
@@ -43,7 +45,10 @@ pub(super) fn read(bytes: &[u8]) -> TextResult<(Pipeline, Vocabulary)> {
         return Err(unsupported("pre_tokenizer", &splitter, "exactly one ByteLevel step"));
     }
     check_decoder(&file.remove("decoder").unwrap_or_default())?;
-    let added = read_added_tokens(file.remove("added_tokens").unwrap_or_default())?;
+    let mut added = read_added_tokens(file.remove("added_tokens").unwrap_or_default())?;
+    if let Some(decoder) = tokenizer_config.and_then(|config| config.get("added_tokens_decoder")) {
+        merge_added_tokens(&mut added, decoder)?;
+    }
 
     let vocabulary = tabulate(&vocab, &added)?;
     let mut pipeline = Pipeline::new(bpe);
@@ -280,6 +285,44 @@ fn read_added_tokens(added: Value) -> TextResult<Vec<(u32, AddedToken)>> {
     }
     tokens.sort_by_key(|(id, _)| *id);
     Ok(tokens)
+}
+
+/// Adds the tokens of `added_tokens_decoder`, an object from id to token, that are not there yet.
+fn merge_added_tokens(added: &mut Vec<(u32, AddedToken)>, decoder: &Value) -> TextResult<()> {
+    const WHAT: &str = "tokenizer_config.json";
+    let entries = match decoder {
+        Value::Null => return Ok(()),
+        Value::Object(entries) => entries,
+        other => return Err(field_error(WHAT, "added_tokens_decoder", "an object of id to token", other)),
+    };
+    let mut by_id: HashMap<u32, String> = added.iter().map(|(id, t)| (*id, t.content.clone())).collect();
+    let mut by_content: HashMap<String, u32> = added.iter().map(|(id, t)| (t.content.clone(), *id)).collect();
+    for (id, token) in entries {
+        let field = format!("added_tokens_decoder[{id:?}]");
+        let number = id.parse::<u32>().ok().filter(|&id| id < MAX_IDS);
+        let number = number.ok_or_else(|| field_error(WHAT, &field, "a token id as its name", token))?;
+        let content = match token.get("content") {
+            Some(Value::String(content)) if !content.is_empty() => content,
+            _ => return Err(field_error(WHAT, &field, "an object with a content", token)),
+        };
+        match (by_id.get(&number), by_content.get(content)) {
+            (Some(c), Some(id)) if c == content && *id == number => {}
+            (None, None) => {
+                let flag = |name: &str| token.get(name).and_then(Value::as_bool);
+                let special = flag("special").unwrap_or(false);
+                let normalized = flag("normalized").unwrap_or(!special);
+                by_id.insert(number, content.clone());
+                by_content.insert(content.clone(), number);
+                added.push((number, AddedToken::from(content.clone(), special).normalized(normalized)));
+            }
+            _ => {
+                let reason = "which tokenizer.json gives to another token or id";
+                return Err(inconsistent(format!("tokenizer_config.json says {content:?} is {number}, {reason}")));
+            }
+        }
+    }
+    added.sort_by_key(|(id, _)| *id);
+    Ok(())
 }
 
 /// Bytes by id; refuses two tokens with one id.

@@ -6,4 +6,5 @@ mod file;
 mod hostile;
 mod model;
 mod published;
+mod text;
 mod weights;

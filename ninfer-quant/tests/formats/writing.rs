@@ -96,7 +96,8 @@ fn damaged(change: impl Fn(&mut Vec<Owned>)) -> Error {
 #[test]
 fn damaged_groupwise_modules_name_the_tensor() {
     let f16 = |x: f32| half::f16::from_f32(x).to_le_bytes();
-    let cases: [(&dyn Fn(&mut Vec<Owned>), &str); 14] = [
+    type Damage<'a> = &'a dyn Fn(&mut Vec<Owned>);
+    let cases: [(Damage<'_>, &str); 14] = [
         (&|l| drop(l.remove(3)), "m.weight_shape"),
         (&|l| drop(l.remove(2)), "m.weight_scale"),
         (&|l| l[0].1 = DType::I32, "m.weight_codes"),
