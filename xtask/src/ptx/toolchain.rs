@@ -132,16 +132,21 @@ impl Toolchain {
         }
     }
 
-    /// A Python with pip, in an environment of its own.
+    /// A Python with pip: in an environment of its own, or the system's where that cannot be made.
     fn pip(&self) -> Result<PathBuf, String> {
         let environment = self.folder.join("venv");
         let python = environment.join("bin/python3");
-        if !python.exists() {
-            run(Command::new("python3").args(["-m", "venv"]).arg(&environment)).map_err(|e| {
-                format!("{e}\nPython 3 with the modules venv and pip installs the compiler; or set {VARIABLE} to a folder that has it")
-            })?;
+        if python.exists() {
+            return Ok(python);
         }
-        Ok(python)
+        let Err(error) = run(Command::new("python3").args(["-m", "venv"]).arg(&environment)) else { return Ok(python) };
+        let _ = std::fs::remove_dir_all(&environment);
+        match run(Command::new("python3").args(["-m", "pip", "--version"])) {
+            Ok(_) => Ok("python3".into()),
+            Err(_) => Err(format!(
+                "{error}\nthe compiler is installed by Python 3 with its module venv or pip; {VARIABLE} may name a folder that has it"
+            )),
+        }
     }
 }
 
