@@ -39,10 +39,19 @@ fn choices(features: &[(String, Vec<String>)]) -> Vec<Vec<String>> {
     std::iter::once(Vec::new())
         .chain(alone)
         .chain([vec!["default"], names.clone()])
-        .map(|wish| closure(features, &wish))
+        .map(|wish| with_bindings(features, closure(features, &wish)))
         .filter(|on| seen.insert(on.clone()))
         .map(|on| on.into_iter().collect())
         .collect()
+}
+
+/// A choice that builds: the backend for NVIDIA devices needs one of the features that choose a version of its bindings.
+fn with_bindings(features: &[(String, Vec<String>)], mut on: BTreeSet<String>) -> BTreeSet<String> {
+    let is_bindings = |name: &str| name.starts_with("cuda-bindings-");
+    if on.contains("cuda") && !on.iter().any(|name| is_bindings(name)) {
+        on.extend(features.iter().map(|(name, _)| name).find(|name| is_bindings(name)).cloned());
+    }
+    on
 }
 
 /// What features switch on among the crate's own, without the name `default`.
@@ -77,6 +86,13 @@ mod tests {
     fn each_feature_alone_and_all_together() {
         let all = features(&[("a", &["dep:x"]), ("b", &["a", "x?/y"]), ("c", &[]), ("default", &["c"])]);
         let expected: [&[&str]; 5] = [&[], &["a"], &["a", "b"], &["c"], &["a", "b", "c"]];
+        assert_eq!(choices(&all), expected);
+    }
+
+    #[test]
+    fn the_backend_for_nvidia_is_built_with_bindings() {
+        let all = features(&[("cuda", &["dep:x"]), ("cuda-bindings-1", &["x?/1"]), ("default", &["cuda-bindings-1"])]);
+        let expected: [&[&str]; 3] = [&[], &["cuda", "cuda-bindings-1"], &["cuda-bindings-1"]];
         assert_eq!(choices(&all), expected);
     }
 
