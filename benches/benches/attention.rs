@@ -43,6 +43,7 @@ impl Layer {
             kv: KvLayer {
                 keys: bench.pages(dtype, pages * KV_HEADS * PAGE_TOKENS, HEAD)?,
                 values: bench.pages(dtype, pages * KV_HEADS * PAGE_TOKENS, HEAD)?,
+                scales: None,
                 pages: bench.words(DType::I32, pages, &table)?,
                 heads: KV_HEADS,
             },

@@ -83,7 +83,7 @@ struct Arguments {
     /// separated by commas
     #[arg(long, value_name = "RECIPE", default_value = "keep", help_heading = "Engine")]
     weights: Recipes,
-    /// Element type of the KV cache: f32 or bf16 [default: the backend's]
+    /// Format of the KV cache: f32, bf16, int8 or fp8 [default: the backend's]
     #[arg(long, value_name = "TYPE", value_parser = kv_dtype, help_heading = "Engine")]
     kv_dtype: Option<DType>,
     /// Prompt tokens to compute at once, rounded up to a multiple of 64; changes no result [default: fits the device]
@@ -104,7 +104,9 @@ fn kv_dtype(text: &str) -> Result<DType, String> {
     match text {
         "f32" => Ok(DType::F32),
         "bf16" => Ok(DType::Bf16),
-        _ => Err("expected f32 or bf16".to_owned()),
+        "int8" => Ok(DType::I8),
+        "fp8" => Ok(DType::F8E4M3),
+        _ => Err("expected f32, bf16, int8 or fp8".to_owned()),
     }
 }
 
@@ -219,10 +221,8 @@ fn memory<B: InferenceBackend>(
     options: &SessionOptions,
     weight_bytes: usize,
 ) -> Result<MemoryPlan> {
-    let kv = match options.kv_dtype.or(backend.kv_dtypes().first().copied()) {
-        Some(DType::F32) | None => KvFormat::F32,
-        Some(_) => KvFormat::Bf16,
-    };
+    let dtype = options.kv_dtype.or(backend.kv_dtypes().first().copied());
+    let kv = dtype.and_then(KvFormat::of).unwrap_or(KvFormat::F32);
     let asked = PlanOptions::new(options.max_context)
         .with_lanes(options.lanes)
         .with_draft_window(options.max_drafts)

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::DType;
 use crate::shape::{ModelShape, product};
 
 /// Columns that share a scale in [`KvFormat::Int8G64`].
@@ -21,11 +22,49 @@ pub enum KvFormat {
     Bf16,
     /// Signed bytes with one f16 scale per 64 features.
     Int8G64,
-    /// E4M3 codes with one 16-bit scale per head and token.
+    /// E4M3 codes with one f16 scale per head and token.
     Fp8,
 }
 
 impl KvFormat {
+    /// The format whose pages have this element type.
+    ///
+    /// ```
+    /// use ninfer_core::{DType, memory::KvFormat};
+    /// assert_eq!(KvFormat::of(DType::I8), Some(KvFormat::Int8G64));
+    /// ```
+    #[must_use]
+    pub const fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F32 => Some(Self::F32),
+            DType::Bf16 => Some(Self::Bf16),
+            DType::I8 => Some(Self::Int8G64),
+            DType::F8E4M3 => Some(Self::Fp8),
+            _ => None,
+        }
+    }
+
+    /// Element type of the pages.
+    #[must_use]
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::Bf16,
+            Self::Int8G64 => DType::I8,
+            Self::Fp8 => DType::F8E4M3,
+        }
+    }
+
+    /// Scales of one vector of `head_dim` features: 0 for pages of elements.
+    #[must_use]
+    pub const fn scale_groups(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 | Self::Bf16 => 0,
+            Self::Int8G64 => head_dim.div_ceil(KV_GROUP),
+            Self::Fp8 => 1,
+        }
+    }
+
     /// Bytes of the key and the value of one token in one KV head of `head_dim` features.
     ///
     /// f32 8·D, BF16 4·D, INT8 2·(D + 2·⌈D/64⌉), FP8 2·(D + 2): 2048, 1024, 528 and 516 at D = 256.
@@ -36,14 +75,8 @@ impl KvFormat {
     /// ```
     #[must_use]
     pub const fn head_bytes(self, head_dim: usize) -> u64 {
-        let d = head_dim as u64;
-        let one = match self {
-            Self::F32 => d.saturating_mul(4),
-            Self::Bf16 => d.saturating_mul(2),
-            Self::Int8G64 => d.saturating_add(2 * d.div_ceil(KV_GROUP as u64)),
-            Self::Fp8 => d.saturating_add(2),
-        };
-        one.saturating_mul(2)
+        let codes = (head_dim as u64).saturating_mul(self.dtype().size() as u64);
+        codes.saturating_add(2 * self.scale_groups(head_dim) as u64).saturating_mul(2)
     }
 
     /// Bytes of one token in all full-attention layers, the MTP layer not counted.
@@ -92,6 +125,7 @@ mod tests {
         assert_eq!(KvFormat::Int8G64.head_bytes(65), 2 * (65 + 4));
         for k in all {
             assert!(k.head_bytes(usize::MAX) > 0);
+            assert_eq!(KvFormat::of(k.dtype()), Some(k));
         }
     }
 

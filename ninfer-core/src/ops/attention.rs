@@ -2,24 +2,41 @@
 
 use super::{Check, recorder_methods};
 use crate::backend::Backend;
+use crate::memory::KvFormat;
 use crate::segment::{Batch, PAGE_TOKENS};
-use crate::{DType, Result, View};
+use crate::{DType, Error, Result, View};
 
 /// The paged cache of one layer.
 ///
 /// A page holds 64 tokens of all KV heads: element `(page, head, token, d)` stands at row
 /// `(page · Hkv + head) · 64 + token`. Keys are normed and rotated, values raw. Page 0 … `pages − 1` belong to one pool
 /// shared by all sequences; a page table gives each sequence its pages in order.
+///
+/// I8 pages hold codes with one scale per group of 64 features, F8E4M3 pages with one scale per head and token; other
+/// pages hold the elements themselves. A vector or group `x` is encoded as `s = f16(max|x| / limit)` with limit 127 or 448,
+/// at most the largest f16, then `code = round(x · (1/s))`, to nearest even, at most ±limit; it means `code · s`. A group
+/// that holds a NaN or an infinity gets the scale NaN and zero codes, one with `s = 0` zero codes.
 #[derive(Clone, Debug)]
 pub struct KvLayer<B: Backend> {
     /// `[pages · Hkv · 64, D]` in one of [`Backend::kv_dtypes`].
     pub keys: View<B>,
     /// As `keys`.
     pub values: View<B>,
+    /// Scales of the codes; `None` for pages of elements.
+    pub scales: Option<KvScales<B>>,
     /// I32 `[slots, pages per sequence]`; entries behind the last used page are not read.
     pub pages: View<B>,
     /// `Hkv`.
     pub heads: usize,
+}
+
+/// Scales of quantised pages, in the order of the rows of the pages.
+#[derive(Clone, Debug)]
+pub struct KvScales<B: Backend> {
+    /// F16 `[pages · Hkv · 64, groups]`: groups are `⌈D / 64⌉` for I8 and 1 for F8E4M3.
+    pub keys: View<B>,
+    /// As `keys`.
+    pub values: View<B>,
 }
 
 impl<B: Backend> KvLayer<B> {
@@ -28,6 +45,22 @@ impl<B: Backend> KvLayer<B> {
         c.divides("rows of the key pages", self.heads * PAGE_TOKENS, self.keys.rows())?;
         c.view("keys", &self.keys, self.keys.dtype(), self.keys.rows(), head_dim)?;
         c.view("values", &self.values, self.keys.dtype(), self.keys.rows(), head_dim)?;
+        let groups = KvFormat::of(self.keys.dtype()).map_or(0, |format| format.scale_groups(head_dim));
+        match (&self.scales, groups) {
+            (None, 0) => {}
+            (Some(scales), 1..) => {
+                c.view("key scales", &scales.keys, DType::F16, self.keys.rows(), groups)?;
+                c.view("value scales", &scales.values, DType::F16, self.keys.rows(), groups)?;
+            }
+            (scales, _) => {
+                return Err(Error::Shape {
+                    op: c.0,
+                    what: "scales of the KV pages",
+                    expected: format!("{groups} for a row of {}", self.keys.dtype()),
+                    got: if scales.is_some() { "some" } else { "none" }.to_owned(),
+                });
+            }
+        }
         c.view("pages", &self.pages, DType::I32, self.pages.rows(), self.pages.cols())
     }
 }

@@ -18,7 +18,7 @@ pub mod moe;
 pub mod norm;
 pub mod sample;
 
-pub use attention::{Attend, AttentionOps, KvLayer, RopeAppend, RopeTable};
+pub use attention::{Attend, AttentionOps, KvLayer, KvScales, RopeAppend, RopeTable};
 pub use gdn::{GdnFold, GdnMix, GdnOps, GdnParams, GdnRecord, GdnState, OutputGate};
 pub use linear::{LinearOps, Project, ProjectAdd, Swiglu};
 pub use moe::{Experts, MoeOps, Route};

@@ -3,7 +3,8 @@
 use super::Counting;
 use crate::ops::{
     Accept, Attend, Choose, CopyRows, Count, Embed, Experts, GdnFold, GdnMix, GdnParams, GdnRecord, GdnState, Head,
-    HeadArgmax, KvLayer, MtpStem, Norm, OutputGate, Project, ProjectAdd, RmsNorm, RopeAppend, RopeTable, Route, Swiglu,
+    HeadArgmax, KvLayer, KvScales, MtpStem, Norm, OutputGate, Project, ProjectAdd, RmsNorm, RopeAppend, RopeTable,
+    Route, Swiglu,
 };
 use crate::segment::{Batch, Profile};
 use crate::shape::GdnShape;
@@ -70,7 +71,8 @@ macro_rules! structs {
 structs! {
     Batch { profile, rows, segments, table }
     Norm { gain, eps }
-    KvLayer { keys, values, pages, heads }
+    KvLayer { keys, values, scales, pages, heads }
+    KvScales { keys, values }
     RopeTable { frequencies, magnitude, shift }
     GdnParams { dims, conv, a_log, dt_bias, gain, eps, gate }
     GdnState { window, matrix }

@@ -2,56 +2,20 @@
 
 use std::cell::RefCell;
 
-use half::bf16;
+use half::{bf16, f16};
 use ninfer_core::ops::{Attend, KvLayer, RopeAppend};
 use ninfer_core::segment::{PAGE_TOKENS, Segment};
 use ninfer_core::{DType, Error, Result};
 
 use super::Cpu;
-use super::buffer::{Access, Element};
+use super::buffer::Access;
+use super::kv::{E4m3, KvElement};
 use super::norm::{normalise, sigmoid};
 use super::parallel::{Shared, split};
 use super::queue::Scratch;
 use super::reserve;
 use super::rows::Rows;
 use super::simd::{Isa, Lanes, dispatch};
-
-/// Element of a KV page.
-pub(super) trait KvElement: Element + Send + Sync {
-    fn load(self) -> f32;
-    fn lanes<L: Lanes>(values: &[Self; 16]) -> L;
-    fn store(x: f32) -> Self;
-}
-
-impl KvElement for f32 {
-    #[inline(always)]
-    fn lanes<L: Lanes>(values: &[Self; 16]) -> L {
-        L::load(values)
-    }
-    #[inline(always)]
-    fn load(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn store(x: f32) -> Self {
-        x
-    }
-}
-
-impl KvElement for bf16 {
-    #[inline(always)]
-    fn lanes<L: Lanes>(values: &[Self; 16]) -> L {
-        L::bf16(bytemuck::cast_ref(values))
-    }
-    #[inline(always)]
-    fn load(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-    #[inline(always)]
-    fn store(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
 
 /// Row of the page matrices that holds the keys of a head at a position.
 struct Pages<'a> {
@@ -93,6 +57,8 @@ impl<'a> Pages<'a> {
 pub(super) fn rope_append(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     match op.kv.keys.dtype() {
         DType::Bf16 => rope_append_as::<bf16>(op, isa, scratch),
+        DType::I8 => rope_append_as::<i8>(op, isa, scratch),
+        DType::F8E4M3 => rope_append_as::<E4m3>(op, isa, scratch),
         _ => rope_append_as::<f32>(op, isa, scratch),
     }
 }
@@ -110,6 +76,13 @@ fn rope_append_as<E: KvElement>(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Sc
     let query: &mut [f32] = access.write("query", &op.query)?;
     let keys: &mut [E] = access.write("keys", &op.kv.keys)?;
     let values: &mut [E] = access.write("values", &op.kv.values)?;
+    let [mut key_scales, mut value_scales] = match &op.kv.scales {
+        Some(scales) => [
+            Some((access.write::<f16>("key scales", &scales.keys)?, scales.keys.stride())),
+            Some((access.write::<f16>("value scales", &scales.values)?, scales.values.stride())),
+        ],
+        None => [None, None],
+    };
     let (q_gain, k_gain) = (&gains[..d], &gains[op.gains.stride()..][..d]);
     let half = frequencies.len();
     let [rotation, head] = scratch.floats.get([2 * half, d])?;
@@ -135,17 +108,31 @@ fn rope_append_as<E: KvElement>(op: &RopeAppend<Cpu>, isa: Isa, scratch: &mut Sc
                 let row = page + h * PAGE_TOKENS + position % PAGE_TOKENS;
                 normalise(isa, &key[t * op.key.stride() + h * d..][..d], k_gain, op.eps, head);
                 rotate(head, cos, sin);
-                store(head, &mut keys[row * op.kv.keys.stride()..][..d]);
-                store(&value[t * op.value.stride() + h * d..][..d], &mut values[row * op.kv.values.stride()..][..d]);
+                store(head, &mut keys[row * op.kv.keys.stride()..][..d], scales_of(&mut key_scales, row));
+                let value = &value[t * op.value.stride() + h * d..][..d];
+                store(value, &mut values[row * op.kv.values.stride()..][..d], scales_of(&mut value_scales, row));
             }
         }
     }
     Ok(())
 }
 
-fn store<E: KvElement>(from: &[f32], to: &mut [E]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = E::store(*from);
+/// The scales from those of a row on.
+fn scales_of<'a>(scales: &'a mut Option<(&mut [f16], usize)>, row: usize) -> &'a mut [f16] {
+    match scales {
+        Some((scales, stride)) => &mut scales[row * *stride..],
+        None => &mut [],
+    }
+}
+
+fn store<E: KvElement>(from: &[f32], to: &mut [E], scales: &mut [f16]) {
+    let group = E::group(from.len());
+    let mut scales = scales.iter_mut();
+    for (from, to) in from.chunks(group).zip(to.chunks_mut(group)) {
+        let scale = E::encode(from, to);
+        if let Some(place) = scales.next() {
+            *place = scale;
+        }
     }
 }
 
@@ -170,6 +157,8 @@ pub(super) fn reserve(len: usize) -> Result<()> {
 pub(super) fn attend(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) -> Result<()> {
     match op.kv.keys.dtype() {
         DType::Bf16 => attend_as::<bf16>(op, isa, scratch),
+        DType::I8 => attend_as::<i8>(op, isa, scratch),
+        DType::F8E4M3 => attend_as::<E4m3>(op, isa, scratch),
         _ => attend_as::<f32>(op, isa, scratch),
     }
 }
@@ -183,6 +172,13 @@ fn attend_as<E: KvElement>(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) ->
     let query_gate: &[f32] = access.read("query_gate", &op.query_gate)?;
     let keys: &[E] = access.read("keys", &op.kv.keys)?;
     let values: &[E] = access.read("values", &op.kv.values)?;
+    let [key_scales, value_scales] = match &op.kv.scales {
+        Some(scales) => [
+            (access.read::<f16>("key scales", &scales.keys)?, scales.keys.stride()),
+            (access.read::<f16>("value scales", &scales.values)?, scales.values.stride()),
+        ],
+        None => [(&[] as &[f16], 0); 2],
+    };
     let pages = Pages::new(&access, &op.kv)?;
     let output: &mut [f32] = access.write_matrix("output", &op.output, rows.count, heads * d)?;
     let shared = Shared::new(output);
@@ -204,10 +200,8 @@ fn attend_as<E: KvElement>(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) ->
                 let out = unsafe { shared.range(at..at + d) };
                 let head = Head {
                     query: &query[t * op.query.stride() + h * d..][..d],
-                    keys,
-                    key_stride: op.kv.keys.stride(),
-                    values,
-                    value_stride: op.kv.values.stride(),
+                    keys: Stored { elements: keys, stride: op.kv.keys.stride(), scales: key_scales },
+                    values: Stored { elements: values, stride: op.kv.values.stride(), scales: value_scales },
                     pages: page_rows,
                     head_row: h / (heads / op.kv.heads) * PAGE_TOKENS,
                     visible: first..position + 1,
@@ -223,12 +217,29 @@ fn attend_as<E: KvElement>(op: &Attend<Cpu>, isa: Isa, scratch: &mut Scratch) ->
     Ok(())
 }
 
+/// Rows of keys or values.
+struct Stored<'a, E> {
+    elements: &'a [E],
+    stride: usize,
+    /// Scales with their stride; none for pages of elements.
+    scales: (&'a [f16], usize),
+}
+
+impl<E: KvElement> Stored<'_, E> {
+    /// The groups of a row of `d` features, each with its scale.
+    #[inline(always)]
+    fn groups(&self, row: usize, d: usize) -> impl Iterator<Item = (&[E], f32)> {
+        let scales = if E::SCALED { &self.scales.0[row * self.scales.1..] } else { &[] };
+        let mut scales = scales.iter();
+        let scale = move || scales.next().map_or(1.0, |s| s.to_f32());
+        self.elements[row * self.stride..][..d].chunks(E::group(d)).zip(std::iter::repeat_with(scale))
+    }
+}
+
 struct Head<'a, E> {
     query: &'a [f32],
-    keys: &'a [E],
-    key_stride: usize,
-    values: &'a [E],
-    value_stride: usize,
+    keys: Stored<'a, E>,
+    values: Stored<'a, E>,
     /// First row of each page of the sequence.
     pages: &'a [u32],
     /// Offset of the KV head inside a page.
@@ -260,8 +271,8 @@ fn attend_head_body<L: Lanes, E: KvElement>(head: &Head<'_, E>, scores: &mut Vec
     scores.clear();
     let mut max = f32::NEG_INFINITY;
     for position in head.visible.clone() {
-        let key = &head.keys[head.row(position) * head.key_stride..][..d];
-        let score = dot_kv::<L, E>(head.query, key) * scale;
+        let groups = head.keys.groups(head.row(position), d).zip(head.query.chunks(E::group(d)));
+        let score = groups.fold(0.0, |sum, ((key, s), query)| L::scalar(s, dot_kv::<L, E>(query, key), sum)) * scale;
         max = max.max(score);
         scores.push(score);
     }
@@ -279,9 +290,11 @@ fn attend_head_body<L: Lanes, E: KvElement>(head: &Head<'_, E>, scores: &mut Vec
         for (position, score) in (position..end).zip(&mut scores) {
             let weight = (*score - max).exp();
             partial_sum += weight;
-            let value = &head.values[head.row(position) * head.value_stride..][..d];
-            for (o, v) in partial.iter_mut().zip(value) {
-                *o = L::scalar(weight, v.load(), *o);
+            let groups = head.values.groups(head.row(position), d).zip(partial.chunks_mut(E::group(d)));
+            for ((value, s), partial) in groups {
+                for (o, v) in partial.iter_mut().zip(value) {
+                    *o = L::scalar(weight, v.load() * s, *o);
+                }
             }
         }
         sum += partial_sum;

@@ -12,6 +12,7 @@ mod buffer;
 mod codes;
 mod delta;
 mod gdn;
+mod kv;
 mod linear;
 mod matmul;
 mod moe;
@@ -165,7 +166,7 @@ impl Backend for Cpu {
     }
 
     fn kv_dtypes(&self) -> &[DType] {
-        &[DType::F32, DType::Bf16]
+        &[DType::F32, DType::Bf16, DType::I8, DType::F8E4M3]
     }
 
     fn queue(&self) -> Result<CpuQueue> {

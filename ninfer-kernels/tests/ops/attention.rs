@@ -50,7 +50,7 @@ pub struct Cache {
 
 impl Cache {
     pub fn layer(&self) -> KvLayer<ninfer_kernels::cpu::Cpu> {
-        KvLayer { keys: self.keys.v(), values: self.values.v(), pages: self.pages.v(), heads: self.heads }
+        KvLayer { keys: self.keys.v(), values: self.values.v(), scales: None, pages: self.pages.v(), heads: self.heads }
     }
 
     /// Row of the page matrices for a head and a position.

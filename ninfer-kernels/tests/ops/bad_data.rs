@@ -139,6 +139,7 @@ fn attention(lab: &mut Lab, table: &[i32; 4]) -> Attention {
         kv: KvLayer {
             keys: lab.output::<f32>(3 * PAGE_TOKENS, d).v(),
             values: lab.output::<f32>(3 * PAGE_TOKENS, d).v(),
+            scales: None,
             pages: lab.input(2, 2, table).v(),
             heads: 1,
         },
@@ -194,7 +195,7 @@ fn attention_refuses_pages_and_slots_that_do_not_exist() {
 fn attention_refuses_caches_of_other_types() {
     let retype = |v: &View<Cpu>, dtype| View::new(v.buffer().clone(), dtype, v.offset(), v.rows(), v.cols()).unwrap();
     for (keys, values) in
-        [(DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::Bf16), (DType::I8, DType::I8)]
+        [(DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::Bf16), (DType::U8, DType::U8)]
     {
         let mut lab = Lab::cpu();
         let a = attention(&mut lab, &[0, 1, 2, 0]);

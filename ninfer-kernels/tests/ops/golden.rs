@@ -57,6 +57,7 @@ fn rotate(frequencies: &[f32], magnitude: f32, positions: &[i64], x: &[f32], d: 
             kv: KvLayer {
                 keys: lab.output::<f32>(PAGE_TOKENS, d).v(),
                 values: lab.output::<f32>(PAGE_TOKENS, d).v(),
+                scales: None,
                 pages: lab.input(1, pages, &table).v(),
                 heads: 1,
             },
@@ -112,6 +113,7 @@ fn gated_attention() {
     let kv = KvLayer {
         keys: lab.output::<f32>(3 * PAGE_TOKENS, d).v(),
         values: lab.output::<f32>(3 * PAGE_TOKENS, d).v(),
+        scales: None,
         pages: lab.input(1, 1, &[1i32]).v(),
         heads: 1,
     };

@@ -23,6 +23,12 @@ impl Word for f32 {
 impl Word for bf16 {
     const DTYPE: DType = DType::Bf16;
 }
+impl Word for half::f16 {
+    const DTYPE: DType = DType::F16;
+}
+impl Word for u8 {
+    const DTYPE: DType = DType::U8;
+}
 impl Word for u32 {
     const DTYPE: DType = DType::U32;
 }

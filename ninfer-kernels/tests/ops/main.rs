@@ -14,6 +14,7 @@ mod tiny;
 
 mod activations;
 mod attention;
+mod attention_codes;
 mod bad_data;
 mod busy;
 mod fold;

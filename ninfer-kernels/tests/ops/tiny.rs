@@ -180,6 +180,7 @@ impl<B: InferenceBackend> Tiny<B> {
             kv: KvLayer {
                 keys: lab.poisoned::<bf16>(page_rows, D).v(),
                 values: lab.poisoned::<bf16>(page_rows, D).v(),
+                scales: None,
                 pages: pages.v(),
                 heads: KV,
             },

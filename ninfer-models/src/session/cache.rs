@@ -1,7 +1,8 @@
 //! Device state of all lanes: KV pages, recurrent state and its record, hidden states for MTP, token counts.
 
 use ninfer_core::backend::InferenceBackend;
-use ninfer_core::ops::{GdnRecord, GdnState, KvLayer};
+use ninfer_core::memory::KvFormat;
+use ninfer_core::ops::{GdnRecord, GdnState, KvLayer, KvScales};
 use ninfer_core::sampling::PARAM_WORDS;
 use ninfer_core::segment::PAGE_TOKENS;
 use ninfer_core::state::MAX_COLUMNS;
@@ -65,9 +66,12 @@ impl<B: InferenceBackend> Cache<B> {
         let pages = matrix(backend, "page table", DType::I32, slots, size.lane_pages)?;
         let kv_layer = |what: &str| -> Result<KvLayer<B>> {
             let rows = size.pages.saturating_mul(a.kv_heads * PAGE_TOKENS);
+            let groups = KvFormat::of(size.kv_dtype).map_or(0, |format| format.scale_groups(a.head_dim));
+            let scales = || matrix(backend, what, DType::F16, rows, groups);
             Ok(KvLayer {
                 keys: matrix(backend, what, size.kv_dtype, rows, a.head_dim)?,
                 values: matrix(backend, what, size.kv_dtype, rows, a.head_dim)?,
+                scales: if groups > 0 { Some(KvScales { keys: scales()?, values: scales()? }) } else { None },
                 pages: pages.clone(),
                 heads: a.kv_heads,
             })

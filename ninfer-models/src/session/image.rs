@@ -18,10 +18,10 @@ const HEADER: usize = 8 + 8 + 6 * 8;
 /// Bytes of the recent tokens.
 const RECENT: usize = RING * 4;
 /// Layout version.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// The committed state of one lane on the host: recurrent matrices, convolution windows, keys and values of the used
-/// pages, hidden states for MTP, token counts and position.
+/// pages with their scales, hidden states for MTP, token counts and position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneImage {
     fingerprint: u64,
@@ -192,8 +192,10 @@ impl<B: InferenceBackend> Session<B> {
             for (i, &page) in lane.reserved.pages.iter().take(tokens.div_ceil(PAGE_TOKENS)).enumerate() {
                 let range = page as usize * rows..(page as usize + 1) * rows;
                 let used = Used::Tokens((tokens - i * PAGE_TOKENS).min(PAGE_TOKENS));
-                parts.push(Part { view: kv.keys.row_range(range.clone())?, used });
-                parts.push(Part { view: kv.values.row_range(range)?, used });
+                let scales = kv.scales.iter().flat_map(|scales| [&scales.keys, &scales.values]);
+                for view in [&kv.keys, &kv.values].into_iter().chain(scales) {
+                    parts.push(Part { view: view.row_range(range.clone())?, used });
+                }
             }
             Ok(())
         };

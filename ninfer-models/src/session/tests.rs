@@ -325,3 +325,25 @@ fn bf16_pages_stay_close_to_f32_pages() {
     let worst = last_rows(&logits, &expected).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst > TOLERANCE && worst < 0.5, "{worst}");
 }
+
+/// Codes of eight bits move logits further than bf16 does; an image brings pages and scales back bit for bit.
+#[test]
+fn quantised_pages_stay_close_and_survive_an_image() {
+    let golden = Golden::open("tiny-moe", "golden.safetensors");
+    let model = load("tiny-moe");
+    let ids = golden.ids("input_ids");
+    let expected = golden_logits(&golden);
+    for dtype in [DType::I8, DType::F8E4M3] {
+        let mut s = model.session(&SessionOptions::new(160).with_kv_dtype(dtype)).unwrap();
+        let mut lane = open(&mut s);
+        let logits = prompt_logits(&mut s, &mut lane, &ids[..37]);
+        let worst = last_rows(&logits, &expected).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst > TOLERANCE && worst < 1.0, "{dtype}: {worst}");
+        let image = s.snapshot(&mut lane).unwrap();
+        let goes_on = prompt_logits(&mut s, &mut lane, &ids[37..41]);
+        drop(lane);
+        let mut lane = s.restore(&image, &LaneOptions::new(160)).unwrap();
+        assert_eq!(s.snapshot(&mut lane).unwrap().image(), image.image(), "{dtype}");
+        assert_eq!(prompt_logits(&mut s, &mut lane, &ids[37..41]), goes_on, "{dtype}");
+    }
+}
