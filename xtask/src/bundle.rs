@@ -66,7 +66,7 @@ fn pack(root: &Path, request: &Request, report: &mut Report) -> Result<(), Strin
     let out = root.join(&request.out);
     let io = |e: std::io::Error| format!("{}: {e}", out.display());
     std::fs::create_dir_all(&out).map_err(io)?;
-    let staged = tempfile::tempdir_in(&out).map_err(io)?;
+    let staged = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
     for folder in ["tests", "programs"] {
         std::fs::create_dir(staged.path().join(folder)).map_err(io)?;
     }
