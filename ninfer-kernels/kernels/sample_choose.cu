@@ -42,6 +42,7 @@ struct DrawShared {
             u32 ties[kThreads];
         } all;
     };
+    Row row;  // the same for all threads, and rarely needed
     Mass mass_before;
     double partial[kThreads / 32];
     u64 partial_key[kThreads / 32];
@@ -486,8 +487,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_draw(const __grid_
     if (mode == kIdle || (mode != kWide && blockIdx.x != 0)) return;
     if (mode == kWide) local = take_ticket(a, s.wide.bin, member);
     if (local < 0) return;
-    Row row;
-    open_row(a, a.first_row + local, &s.found, row);
+    {
+        Row opened;
+        open_row(a, a.first_row + local, &s.found, opened);
+        if (t == 0) s.row = opened;
+    }
+    __syncthreads();
+    const Row& row = s.row;
     u32* output = a.output.row(a.first_row + local);
 
     u64 key = kNoKey;

@@ -174,7 +174,7 @@ mod tests {
     /// Parts of the workspace stay aligned and cover the chunks of every vocabulary.
     #[test]
     fn workspace_covers_the_tiles() {
-        for limit in [1, 300, 4096, 4097, 248_320, 262_144, 262_145, 1 << 20] {
+        for limit in [1usize, 300, 4096, 4097, 248_320, 262_144, 262_145, 1 << 20] {
             let tiles = limit.div_ceil(TILE);
             let chunk_tiles = tiles.div_ceil(CHUNKS);
             let chunks = tiles.div_ceil(chunk_tiles);

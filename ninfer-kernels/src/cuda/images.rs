@@ -102,4 +102,25 @@ pub(super) const IMAGES: &[Image] = &[
         bytes: include_bytes!("../../ptx/pack.sm_80.ptx.z"),
         entries: &["pack_fp8", "pack_nvfp4", "pack_plain", "pack_q4", "pack_q5", "pack_q6", "pack_w8"],
     },
+    Image {
+        family: "probe",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/probe.sm_80.ptx.z"),
+        entries: &["probe_copy", "probe_fill", "probe_read"],
+    },
+    Image {
+        family: "sample",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/sample.sm_80.ptx.z"),
+        entries: &["sample_accept", "sample_count"],
+    },
+    Image {
+        family: "sample_choose",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/sample_choose.sm_80.ptx.z"),
+        entries: &["sample_draw", "sample_scan"],
+    },
 ];

@@ -7,6 +7,7 @@
 //! Kernels are compiled by the driver when they are first used. What was chosen for the device is listed by
 //! [`Cuda::kernel_report`].
 
+mod bandwidth;
 mod batch;
 mod buffer;
 mod choose;
@@ -18,6 +19,7 @@ mod linear;
 mod moe;
 mod norm;
 mod pack;
+mod preload;
 mod queue;
 mod report;
 mod reserve;
@@ -32,6 +34,7 @@ use ninfer_core::capability::{SHIPPED, select_targets};
 use ninfer_core::device::{DeviceInfo, DeviceKind};
 use ninfer_core::{Backend, DType, Error, PackedRef, Recorder, Result, View};
 
+pub use bandwidth::MemoryRates;
 pub use buffer::CudaBuffer;
 pub use kernels::{Image, KernelUse, images};
 pub use queue::{CudaQueue, CudaRecorded};

@@ -1,0 +1,180 @@
+//! The probe of a device's memory: how fast it is read and copied.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ninfer_core::device::{Bandwidth, DeviceInfo};
+use ninfer_core::{Backend, Error, Result};
+
+use super::Cuda;
+use super::driver::{Event, Launch, Memory};
+use super::queue::CudaQueue;
+
+const FAMILY: &str = "probe";
+/// Threads of a block.
+const BLOCK: u32 = 256;
+/// Bytes that a block reads in one step: `kThreads · kAhead` times 16.
+const STEP: usize = 256 * 4 * 16;
+/// Blocks of an SM.
+const BLOCKS_PER_SM: usize = 8;
+/// Bytes of a buffer at least and at most; between them it is eight times the L2 cache.
+const LEAST: usize = 64 << 20;
+const MOST: usize = 512 << 20;
+/// Time for each kind of transfer, and the most that are measured. With buffers and their filling everything takes less
+/// than 100 ms on parts with 200 GB/s and more.
+const BUDGET: Duration = Duration::from_millis(35);
+const REPEATS: usize = 21;
+
+/// What a device's memory was measured to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MemoryRates {
+    /// A copy: bytes read plus bytes written.
+    pub copy: Bandwidth,
+    /// Reading alone.
+    pub read: Bandwidth,
+}
+
+/// `Probe` of `probe.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProbeArg {
+    from: u64,
+    to: u64,
+    sink: u64,
+    share: i64,
+}
+
+/// Devices that were measured in this process.
+static MEASURED: Mutex<Vec<(DeviceInfo, MemoryRates)>> = Mutex::new(Vec::new());
+
+fn same_device(a: &DeviceInfo, b: &DeviceInfo) -> bool {
+    (&a.uuid, &a.pci, &a.name) == (&b.uuid, &b.pci, &b.name)
+}
+
+impl Cuda {
+    /// Measures how fast the device's memory is read and copied: medians over kernels that move buffers of many times the
+    /// L2 cache, for at most 100 ms in all. Later calls in this process give the same figures at once.
+    ///
+    /// Opening a device does not measure. [`DeviceInfo::with_bandwidth`] puts a figure in place of the nominal one.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] without room for two buffers of 64 MiB; [`Error::Driver`].
+    ///
+    /// ```no_run
+    /// use ninfer_core::Backend;
+    /// use ninfer_kernels::cuda::Cuda;
+    /// let gpu = Cuda::new(0)?;
+    /// let rates = gpu.measure_bandwidth()?;
+    /// println!("{}: copy {}, read {}", gpu.device().name, rates.copy, rates.read);
+    /// # Ok::<(), ninfer_core::Error>(())
+    /// ```
+    pub fn measure_bandwidth(&self) -> Result<MemoryRates> {
+        let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, rates)) = measured.iter().find(|(device, _)| same_device(device, self.device())) {
+            return Ok(*rates);
+        }
+        let rates = Probe::new(self)?.rates()?;
+        measured.push((self.device().clone(), rates));
+        Ok(rates)
+    }
+}
+
+/// Bytes of a buffer, and of the share of each of `blocks` blocks.
+fn sizes(l2: u64, free: u64, blocks: usize) -> (usize, usize) {
+    let wanted = usize::try_from(l2.saturating_mul(8)).unwrap_or(MOST).clamp(LEAST, MOST);
+    // Two buffers take a quarter of what is free at most, unless that is very little.
+    let room = usize::try_from(free / 8).unwrap_or(MOST).max(LEAST);
+    let share = (wanted.min(room) / blocks.max(1) / STEP).max(1) * STEP;
+    (share * blocks.max(1), share)
+}
+
+struct Probe<'a> {
+    backend: &'a Cuda,
+    queue: CudaQueue,
+    from: Memory,
+    to: Memory,
+    blocks: usize,
+    share: usize,
+}
+
+impl<'a> Probe<'a> {
+    fn new(backend: &'a Cuda) -> Result<Self> {
+        let blocks = backend.sms() * BLOCKS_PER_SM;
+        let (bytes, share) = sizes(backend.device().l2_bytes, backend.free_memory()?, blocks);
+        let buffer = || Memory::new(backend.context(), "bandwidth probe", bytes);
+        let (from, to) = (buffer()?, buffer()?);
+        let mut probe = Self { backend, queue: backend.queue()?, from, to, blocks, share };
+        probe.launch("probe_fill", probe.to.address, probe.from.address)?;
+        Ok(probe)
+    }
+
+    fn bytes(&self) -> f64 {
+        (self.blocks * self.share) as f64
+    }
+
+    fn launch(&mut self, kernel: &'static str, from: u64, to: u64) -> Result<()> {
+        let arguments = ProbeArg { from, to, sink: self.to.address, share: (self.share / 16) as i64 };
+        let how = Launch { grid: [self.blocks as u32, 1, 1], block: BLOCK, shared: 0 };
+        // SAFETY: the struct is the kernel's parameter; both buffers hold the shares of all blocks.
+        unsafe { self.queue.launch(self.backend, FAMILY, kernel, how, &arguments) }
+    }
+
+    fn rates(mut self) -> Result<MemoryRates> {
+        let moved = self.bytes();
+        Ok(MemoryRates {
+            copy: Bandwidth::measured(2.0 * moved / self.seconds("probe_copy")?),
+            read: Bandwidth::measured(moved / self.seconds("probe_read")?),
+        })
+    }
+
+    /// Median time of a kernel; the first run is not counted.
+    fn seconds(&mut self, kernel: &'static str) -> Result<f64> {
+        let (from, to) = (self.from.address, self.to.address);
+        let (before, after) = (Event::new(self.backend.context())?, Event::new(self.backend.context())?);
+        let begin = Instant::now();
+        let mut times = Vec::with_capacity(REPEATS);
+        self.launch(kernel, from, to)?;
+        while times.len() < REPEATS && (times.is_empty() || begin.elapsed() < BUDGET) {
+            self.queue.stream.record(&before)?;
+            self.launch(kernel, from, to)?;
+            self.queue.stream.record(&after)?;
+            after.wait()?;
+            times.push(f64::from(after.since(&before)?) * 1e-3);
+        }
+        times.sort_by(f64::total_cmp);
+        let middle = times.get(times.len() / 2).copied().filter(|&t| t > 0.0);
+        middle.ok_or_else(|| Error::Driver {
+            call: "cuEventElapsedTime",
+            code: 0,
+            message: "a kernel took no time".to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ninfer_core::capability::Capability;
+
+    use super::*;
+
+    #[test]
+    fn buffers_are_larger_than_the_cache_and_shares_are_whole_steps() {
+        for (l2, free, sms) in
+            [(50 << 20, 140 << 30, 132), (24 << 20, 100 << 30, 48), (0, 1 << 30, 16), (1 << 40, 0, 1)]
+        {
+            let (bytes, share) = sizes(l2, free, sms * BLOCKS_PER_SM);
+            assert_eq!((share % STEP, bytes), (0, share * sms * BLOCKS_PER_SM));
+            assert!((32 << 20..=MOST).contains(&bytes), "{bytes}");
+            assert!(l2 > 1 << 30 || bytes as u64 >= 2 * l2, "{bytes} of an L2 of {l2}");
+        }
+    }
+
+    #[test]
+    fn devices_are_told_apart_by_identity() {
+        let card =
+            |uuid: &str| DeviceInfo::cuda("x", Capability::new(9, 0), 132).with_identity(Some(uuid.to_owned()), None);
+        assert!(same_device(&card("a"), &card("a").with_memory(1)));
+        assert!(!same_device(&card("a"), &card("b")));
+    }
+}
