@@ -7,70 +7,13 @@
 // Rounds (with a record) fold the columns of the round before into window and matrix, record raw columns, keys, values and
 // gates as bf16 and f32, and run the rule on a copy of the state with the values as recorded, so that a later fold repeats
 // the same arithmetic to the last bit. Prompts (without) advance window and matrix over all rows in f32.
-#include "common/gdn.cuh"
+#include "common/columns.cuh"
 
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = 16;   // tokens of a prompt that a thread convolves
 constexpr int kGroup = 4;   // columns of a round that are loaded at once
-
-// The last columns of a channel, the newest at the end.
-template <int kTaps>
-struct History {
-    float x[kTaps - 1];
-
-    __device__ __forceinline__ void push(float next) {
-#pragma unroll
-        for (int j = 0; j + 2 < kTaps; j++) x[j] = x[j + 1];
-        x[kTaps - 2] = next;
-    }
-
-    // The window of a channel holds `taps` − 1 columns; older ones have no weight.
-    __device__ __forceinline__ void load(const bf16* window, int taps, bool zero) {
-#pragma unroll
-        for (int j = 0; j < kTaps - 1; j++) {
-            const int at = j - (kTaps - taps);
-            x[j] = at >= 0 && !zero ? to_float(window[at]) : 0.0f;
-        }
-    }
-
-    __device__ __forceinline__ void store(bf16* window, int taps) const {
-#pragma unroll
-        for (int j = 0; j < kTaps - 1; j++) {
-            const int at = j - (kTaps - taps);
-            if (at >= 0) window[at] = to_bf16(x[j]);
-        }
-    }
-
-    // Moves behind `count` columns.
-    template <class Load>
-    __device__ __forceinline__ void advance(int count, Load load) {
-        for (int i = max(0, count - (kTaps - 1)); i < count; i++) push(to_float(load(i)));
-    }
-};
-
-template <int kTaps>
-struct Taps {
-    float w[kTaps];
-
-    __device__ __forceinline__ void load(const float* weight, int taps) {
-#pragma unroll
-        for (int j = 0; j < kTaps; j++) {
-            const int at = j - (kTaps - taps);
-            w[j] = at >= 0 ? __ldg(weight + at) : 0.0f;
-        }
-    }
-
-    __device__ __forceinline__ float apply(const History<kTaps>& h, float x, int taps) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kTaps; j++) {
-            if (j >= kTaps - taps) sum = fmaf(w[j], j < kTaps - 1 ? h.x[j < kTaps - 1 ? j : 0] : x, sum);
-        }
-        return silu(sum);
-    }
-};
 
 // Log decay and β of the rows `row ..` of the call, as rows of `to`.
 __device__ __forceinline__ void gates(const Gdn& a, int row, int count, float* to) {
@@ -106,10 +49,11 @@ __device__ __forceinline__ void round_columns(const Gdn& a) {
     Taps<kTaps> taps;
     taps.load(a.conv + static_cast<i64>(c) * a.taps, a.taps);
     bf16* window = a.window + (static_cast<i64>(s.slot) * channels + c) * (a.taps - 1);
+    Window<kTaps> moved;
+    moved.load(window, a.taps, s.base() == 0, a.record.columns + folded * channels + c, channels, s.fold);
+    if (s.fold > 0 || s.base() == 0) moved.store(window, a.taps);
     History<kTaps> history;
-    history.load(window, a.taps, s.base() == 0);
-    history.advance(s.fold, [&](int i) { return __ldg(a.record.columns + (folded + i) * channels + c); });
-    if (s.fold > 0 || s.base() == 0) history.store(window, a.taps);
+    history.start(moved);
 
     const int kv = keys + a.values();
     for (int t0 = 0; t0 < len; t0 += kGroup) {
@@ -171,10 +115,13 @@ __device__ __forceinline__ void prompt_columns(const Gdn& a) {
     if (begin == 0) {
         // The window is read and written by this thread alone: the next tile begins 16 columns later.
         bf16* window = a.window + (static_cast<i64>(s.slot) * channels + c) * (a.taps - 1);
-        history.load(window, a.taps, s.base() == 0);
-        History<kTaps> last = history;
-        last.advance(s.len, [&](int i) { return __ldg(a.qkv.row(s.row + i) + c); });
-        last.store(window, a.taps);
+        const bool zero = s.base() == 0;
+        const bf16* columns = a.qkv.row(s.row) + c;
+        Window<kTaps> before, behind;
+        before.load(window, a.taps, zero, columns, a.qkv.stride, 0);
+        behind.load(window, a.taps, zero, columns, a.qkv.stride, s.len);
+        history.start(before);
+        behind.store(window, a.taps);
     } else {
 #pragma unroll
         for (int j = 0; j < kTaps - 1; j++) history.x[j] = to_float(__ldg(a.qkv.row(row - (kTaps - 1) + j) + c));

@@ -1,5 +1,6 @@
-//! Gated DeltaNet: see `gdn.cu`.
+//! Gated DeltaNet: see `gdn.cu` and `gdn_step.cu`.
 
+use ninfer_core::capability::Target;
 use ninfer_core::ops::{GdnFold, GdnMix, GdnOps, GdnParams, GdnRecord, GdnState, OutputGate};
 use ninfer_core::segment::Batch;
 use ninfer_core::shape::GdnShape;
@@ -18,6 +19,8 @@ const BLOCK: u32 = 256;
 const DELTA_BLOCK: u32 = 128;
 /// Tokens of a prompt that a thread convolves.
 const TILE: usize = 16;
+/// Features of the heads that the tuned kernels take.
+const TUNED: usize = 128;
 /// Most key features of a head, and most taps of the convolution.
 const MOST_KEYS: usize = 256;
 const MOST_TAPS: usize = 8;
@@ -166,8 +169,8 @@ impl GdnArg {
         unsafe { queue.launch(backend, "gdn", columns, how, self)? };
         // Kernels and the value features of one of their blocks.
         let (family, delta, slice) = match (round, d.key_dim, d.value_dim) {
-            (true, 128, 128) => ("gdn_delta", "gdn_round_full", 32),
-            (false, 128, 128) => ("gdn_delta", "gdn_prompt_full", 32),
+            (true, TUNED, TUNED) => ("gdn_delta", "gdn_round_full", 32),
+            (false, TUNED, TUNED) => ("gdn_delta", "gdn_prompt_full", 32),
             (true, ..=32, _) => ("gdn_delta_any", "gdn_round_32", 32),
             (false, ..=32, _) => ("gdn_delta_any", "gdn_prompt_32", 32),
             (true, ..) => ("gdn_delta_any", "gdn_round_256", 16),
@@ -177,6 +180,19 @@ impl GdnArg {
         let how = Launch { grid: [blocks as u32, batch.segments as u32, 1], block: DELTA_BLOCK, shared: 0 };
         // SAFETY: as above.
         unsafe { queue.launch(backend, family, delta, how, self) }
+    }
+
+    /// The kernel that does all of a round in clusters of blocks, with its blocks for a key head and their threads.
+    fn step_kernel(&self, backend: &Cuda, d: &GdnShape) -> Option<(&'static str, u32, u32)> {
+        let tuned = (d.key_dim, d.value_dim, d.conv_kernel) == (TUNED, TUNED, 4);
+        let clusters = backend.kernels().selection().targets.contains(&Target::Sm90);
+        match d.value_heads / d.key_heads {
+            _ if self.record.width == 0 || !tuned || !clusters => None,
+            1 => Some(("gdn_step_1", 4, 128)),
+            2 => Some(("gdn_step_2", 8, 128)),
+            3 => Some(("gdn_step_3", 6, 256)),
+            _ => None,
+        }
     }
 }
 
@@ -198,6 +214,11 @@ impl GdnOps for Cuda {
                 reads,
                 ..GdnArg::new("gdn_mix", queue, &op.batch, &op.params, &op.state, op.record.as_ref())?
             };
+            if let Some((name, blocks, block)) = arguments.step_kernel(self, d) {
+                let how = Launch { grid: [d.key_heads as u32 * blocks, op.batch.segments as u32, 1], block, shared: 0 };
+                // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder, segments by the kernel.
+                return unsafe { queue.launch(self, "gdn_step", name, how, &arguments) };
+            }
             arguments.run(self, queue, d, &op.batch)?;
             let how = Launch { grid: [t as u32, d.value_heads.div_ceil(8) as u32, 1], block: BLOCK, shared: 0 };
             // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.

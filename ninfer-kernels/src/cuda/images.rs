@@ -33,6 +33,13 @@ pub(super) const IMAGES: &[Image] = &[
         entries: &["gdn_prompt_256", "gdn_prompt_32", "gdn_round_256", "gdn_round_32"],
     },
     Image {
+        family: "gdn_step",
+        target: Target::Sm90,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/gdn_step.sm_90.ptx.z"),
+        entries: &["gdn_step_1", "gdn_step_2", "gdn_step_3"],
+    },
+    Image {
         family: "linear_bf16",
         target: Target::Sm80,
         isa: PtxIsa::new(7, 4),
