@@ -76,7 +76,7 @@ fn illegal_command_lines_end_with_status_two() {
         (&["--device", "tpu"], &["cuda:N"]),
         (&["--threads", "0"], &["--threads"]),
         (&["--threads", "1000000"], &["1000000", "at once"]),
-        (&["--kv-dtype", "f64"], &["f32 or bf16"]),
+        (&["--kv-dtype", "f64"], &["int8 or fp8"]),
         (&["--max-context", "8193"], &["8193", "8192"]),
         (&["--max-context", "1"], &["--max-context"]),
         (&["--prefill-chunk", "0"], &["--prefill-chunk"]),

@@ -7,6 +7,7 @@
 //! Kernels are compiled by the driver when they are first used. What was chosen for the device is listed by
 //! [`Cuda::kernel_report`].
 
+mod attention;
 mod bandwidth;
 mod batch;
 mod buffer;

@@ -4,9 +4,10 @@ use ninfer_core::backend::Reservation;
 use ninfer_core::shape::FfnShape;
 
 use super::Cuda;
+use super::attention::split_bytes;
 
 /// Bytes that the operations of a model take at most; an upper estimate, since a queue grows where it falls short.
-pub(super) fn bytes(_backend: &Cuda, need: &Reservation) -> usize {
+pub(super) fn bytes(backend: &Cuda, need: &Reservation) -> usize {
     let s = &need.shape;
     let rows = need.step_rows.max(need.prefill_rows);
     let widest = match s.ffn {
@@ -27,7 +28,8 @@ pub(super) fn bytes(_backend: &Cuda, need: &Reservation) -> usize {
     };
     // Partial attention results: one of f32 for each leaf of 256 keys.
     let leaves = need.max_context.div_ceil(256) + 1;
-    let partial = need.step_rows * leaves * s.attention.query_heads * (s.attention.head_dim + 2) * 4;
+    let partial = need.step_rows * leaves * s.attention.query_heads * (s.attention.head_dim + 2) * 4
+        + split_bytes(backend, s.attention.head_dim);
     let gdn = rows * (s.gdn.channels() * 4 + s.gdn.values() * 4 + s.gdn.value_heads * 8);
     let head = need.step_rows * s.vocab * 4;
     staged + experts.max(partial).max(gdn).max(head) + (1 << 20)

@@ -12,10 +12,12 @@ mod stored;
 
 mod lab;
 
+mod attention;
 mod choose;
 mod gdn;
 mod gdn_fold;
 mod linear;
 mod moe;
 mod norm;
+mod rope;
 mod sample;
