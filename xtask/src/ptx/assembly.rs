@@ -1,9 +1,10 @@
 //! Runs `ptxas` on a module and reads what it says.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use super::family::sha256;
 use super::toolchain::{Assembler, Toolchain};
 use crate::process::run;
 
@@ -26,37 +27,56 @@ impl Usage {
     }
 }
 
-/// An assembled module.
-#[derive(Debug)]
+/// What the assembler says of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembled {
     /// What each entry needs.
     pub usage: BTreeMap<String, Usage>,
     /// Everything that is a warning.
     pub warnings: Vec<String>,
-    /// Where the machine code is, as long as the folder that was asked for is there.
-    pub cubin: PathBuf,
 }
 
-/// Assembles a module for a device; files go into `scratch`. The error holds what the assembler said.
+/// Assembles a module for a device, into the file `cubin`. The error holds what the assembler objects to.
 pub fn assemble(
     toolchain: &Toolchain,
     assembler: Assembler,
     device: &str,
     ptx: &str,
-    scratch: &Path,
+    cubin: &Path,
 ) -> Result<Assembled, String> {
-    let io = |e: std::io::Error| format!("{}: {e}", scratch.display());
-    let folder = tempfile::tempdir_in(scratch).map_err(io)?.keep();
-    let (module, cubin) = (folder.join("module.ptx"), folder.join("module.cubin"));
-    std::fs::write(&module, ptx).map_err(io)?;
+    read(&said(toolchain, assembler, device, ptx, cubin)?)
+}
+
+/// As [`assemble`], for what is said and not for the machine code: an answer that was given once is read again.
+pub fn judge(toolchain: &Toolchain, assembler: Assembler, device: &str, ptx: &str) -> Result<Assembled, String> {
+    let version = toolchain.assembler_version(assembler)?;
+    let memory = toolchain.memory();
+    let file = memory.join(sha256(format!("{version}\n{device}\n{ptx}").as_bytes()));
+    if let Ok(text) = std::fs::read_to_string(&file) {
+        return read(&text);
+    }
+    let io = |e: std::io::Error| format!("{}: {e}", memory.display());
+    let scratch = tempfile::tempdir().map_err(io)?;
+    let text = said(toolchain, assembler, device, ptx, &scratch.path().join("cubin"))?;
+    // Moved into place, so that nobody reads half of it.
+    let new = scratch.path().join("said");
+    std::fs::create_dir_all(&memory).map_err(io)?;
+    std::fs::write(&new, &text).map_err(io)?;
+    std::fs::rename(&new, &file).or_else(|_| std::fs::write(&file, &text)).map_err(io)?;
+    read(&text)
+}
+
+/// What `ptxas -v` prints about a module that it accepts.
+fn said(toolchain: &Toolchain, assembler: Assembler, device: &str, ptx: &str, cubin: &Path) -> Result<String, String> {
+    let module = tempfile::NamedTempFile::new().map_err(|e| format!("temporary file: {e}"))?;
+    std::fs::write(module.path(), ptx).map_err(|e| format!("{}: {e}", module.path().display()))?;
     let mut command = Command::new(toolchain.assembler(assembler)?);
-    command.arg("-v").arg(format!("-arch={device}")).arg(&module).arg("-o").arg(&cubin);
-    let (usage, warnings) = read(&run(&mut command).map_err(|e| objections(&e, ptx))?)?;
-    Ok(Assembled { usage, warnings, cubin })
+    command.arg("-v").arg(format!("-arch={device}")).arg(module.path()).arg("-o").arg(cubin);
+    run(&mut command).map_err(|e| objections(&e, ptx))
 }
 
 /// Reads the answer to `ptxas -v`.
-fn read(text: &str) -> Result<(BTreeMap<String, Usage>, Vec<String>), String> {
+fn read(text: &str) -> Result<Assembled, String> {
     let mut usage = BTreeMap::new();
     let mut warnings = Vec::new();
     let mut entry: Option<String> = None;
@@ -82,7 +102,7 @@ fn read(text: &str) -> Result<(BTreeMap<String, Usage>, Vec<String>), String> {
             warnings.push(line.trim().to_owned());
         }
     }
-    Ok((usage, warnings))
+    Ok(Assembled { usage, warnings })
 }
 
 /// What the assembler objects to, each line with the instruction that it is about: the first few, as one mistake in a
@@ -131,7 +151,7 @@ mod tests {
             ptxas info    : Function properties for b\n\
             \x20   0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
             ptxas info    : Used 8 registers, 368 bytes cmem[0]\n";
-        let (usage, warnings) = read(text).unwrap();
+        let Assembled { usage, warnings } = read(text).unwrap();
         assert_eq!(usage["a"], Usage { registers: 255, shared: 1024, stack: 24, stores: 4, loads: 8 });
         assert_eq!(usage["b"], Usage { registers: 8, stack: 16, ..Usage::default() });
         assert!(usage["a"].is_local() && usage["b"].is_local() && !Usage::default().is_local());

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::assembly::{Assembled, Usage, assemble};
+use super::assembly::{Assembled, Usage, judge};
 use super::compiler::{Compiler, OPTIONS};
 use super::family::{CRATE, FOLDER, Family, sha256};
 use super::manifest::{self, Kernel, Manifest};
@@ -15,13 +15,12 @@ const FORMAT: u32 = 1;
 /// Best compression.
 const LEVEL: u8 = 10;
 
-/// What compiles families, with a folder for files in between.
+/// What compiles families.
 #[derive(Debug)]
 pub struct Builder {
     pub toolchain: Toolchain,
     compiler: Compiler,
     options: Vec<String>,
-    scratch: tempfile::TempDir,
 }
 
 /// A compiled module.
@@ -57,13 +56,7 @@ impl Builder {
         let mut options: Vec<_> = OPTIONS.map(str::to_owned).into();
         options.push(format!("-I{CRATE}/{FOLDER}"));
         options.extend(toolchain.headers()?.iter().map(|folder| format!("-I{}", folder.display())));
-        let scratch = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
-        Ok(Self { toolchain, compiler, options, scratch })
-    }
-
-    /// Assembles a module.
-    pub fn assemble(&self, assembler: Assembler, device: &str, ptx: &str) -> Result<Assembled, String> {
-        assemble(&self.toolchain, assembler, device, ptx, self.scratch.path())
+        Ok(Self { toolchain, compiler, options })
     }
 
     /// The shortened text of a family for a target, and the compiler's warnings.
@@ -82,8 +75,8 @@ impl Builder {
         let place = |device: &str| format!("{} for {}, on {device}", family.path(), target.name);
         let mut usages = Vec::new();
         for &device in target.measured {
-            let assembled =
-                self.assemble(Assembler::Release, device, &ptx).map_err(|e| format!("{}: {e}", place(device)))?;
+            let assembled = judge(&self.toolchain, Assembler::Release, device, &ptx)
+                .map_err(|e| format!("{}: {e}", place(device)))?;
             warnings.extend(assembled.warnings.iter().map(|w| format!("{}: {w}", place(device))));
             warnings.extend(local_memory(family, &assembled).map(|w| format!("{}: {w}", place(device))));
             usages.push((device, assembled.usage));

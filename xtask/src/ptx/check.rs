@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::assembly::judge;
 use super::build::{self, Builder, Built, local_memory};
 use super::family::{self, CRATE, Family};
 use super::manifest::{self, Manifest};
@@ -100,7 +101,7 @@ fn assemble(builder: &Builder, modules: &[(&Family, Built)], report: &mut Report
     report.checked(format!("{} assemblies by ptxas of {}", jobs.len(), versions(builder, &jobs)?));
     let findings = parallel::map(jobs, |(family, built, assembler, device)| {
         let place = format!("{} for {}, on {device} by {assembler:?}", family.path(), built.target.name);
-        match builder.assemble(assembler, device, &built.ptx) {
+        match judge(&builder.toolchain, assembler, device, &built.ptx) {
             // What an old driver spills is told, but cannot always be helped.
             Ok(a) => {
                 local_memory(family, &a).map(|w| (assembler == Assembler::Oldest, format!("{place}: {w}"))).collect()
@@ -119,7 +120,7 @@ fn assemble(builder: &Builder, modules: &[(&Family, Built)], report: &mut Report
         let Some(plain) = built.target.refused_by else { continue };
         let ptx = module::retarget(&built.ptx, built.target.name, plain);
         let what = format!("{} for {} as {plain}", family.name, built.target.name);
-        match builder.assemble(Assembler::Newest, plain, &ptx) {
+        match judge(&builder.toolchain, Assembler::Newest, plain, &ptx) {
             Ok(_) => report.fail(format!("{what} assembles: the family needs no {}", built.target.name)),
             Err(_) => report.checked(format!("{what} is refused, as it should be")),
         }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use super::assembly::assemble;
 use super::build::Builder;
 use super::family::Family;
 use super::target::Target;
@@ -18,17 +19,18 @@ pub fn show(root: &Path, toolchain: Toolchain, family: &str, entry: &str, device
     let device = device.unwrap_or(DEVICE);
     let builder = Builder::new(root, toolchain)?;
     let program = builder.toolchain.disassembler()?;
+    let cubin = tempfile::NamedTempFile::new().map_err(|e| format!("temporary file: {e}"))?;
     let mut refusals = Vec::new();
     for target in fitting(&family, device) {
         let (ptx, _) = builder.compile(&family, target)?;
         let device = device_of(target, device);
-        let assembled = builder.assemble(Assembler::Release, device, &ptx)?;
+        let assembled = assemble(&builder.toolchain, Assembler::Release, device, &ptx, cubin.path())?;
         let Some(usage) = assembled.usage.get(entry) else {
             let names: Vec<_> = assembled.usage.keys().map(String::as_str).collect();
             refusals.push(format!("{} for {} has only {}", family.name, target.name, names.join(", ")));
             continue;
         };
-        let text = run(Command::new(&program).arg("-c").arg(&assembled.cubin))?;
+        let text = run(Command::new(&program).arg("-c").arg(cubin.path()))?;
         let code = section(&text, entry).ok_or_else(|| format!("{entry} has no section in the machine code"))?;
         println!("{code}");
         println!("{entry}, compiled for {}, assembled for {device}: {} instructions", target.name, instructions(code));

@@ -13,6 +13,9 @@ const FOLDER: &str = "target/cuda-toolchain";
 /// Names another folder for the wheels.
 pub const VARIABLE: &str = "NINFER_CUDA_TOOLCHAIN";
 
+/// Marks a folder as one that can be made again, for backups and for the checks of the tree.
+const CACHE: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# Installed by cargo xtask ptx.\n";
+
 /// One of the assemblers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Assembler {
@@ -82,6 +85,11 @@ impl Toolchain {
         self.file(self.wheel("nvidia-cuda-nvdisasm")?, "nvidia/cu13/bin/nvdisasm")
     }
 
+    /// Folder of what assemblers said.
+    pub fn memory(&self) -> PathBuf {
+        self.folder.join("said")
+    }
+
     fn assembler_wheel(&self, assembler: Assembler) -> Result<&Wheel, String> {
         let mut old: Vec<_> = self.wheels.iter().filter(|w| w.package == "nvidia-cuda-nvcc-cu12").collect();
         old.sort_by_key(|w| numbers(&w.version));
@@ -116,6 +124,7 @@ impl Toolchain {
         println!("ptx: installing {} {} into {}", wheel.package, wheel.version, folder.display());
         let io = |e: std::io::Error| format!("{}: {e}", self.folder.display());
         std::fs::create_dir_all(&self.folder).map_err(io)?;
+        std::fs::write(self.folder.join("CACHEDIR.TAG"), CACHE).map_err(io)?;
         let scratch = tempfile::tempdir_in(&self.folder).map_err(io)?;
         let list = scratch.path().join("wheel.txt");
         std::fs::write(&list, &wheel.line).map_err(io)?;
