@@ -3,7 +3,10 @@
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
+use ninfer_core::backend::InferenceBackend;
 use ninfer_kernels::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use ninfer_kernels::cuda::Cuda;
 
 use crate::{Failure, Result};
 
@@ -36,31 +39,62 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// An opened device. A program has one arm a backend and is generic below it.
+/// An opened device.
 #[derive(Clone, Debug)]
 pub enum Device {
     /// The processor.
     Cpu(Cpu),
+    /// An NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Cuda),
+}
+
+/// What a program does on a device: the same code for every backend.
+pub trait Work {
+    /// Does it.
+    ///
+    /// # Errors
+    /// What the work reports.
+    fn run<B: InferenceBackend>(self, backend: &B) -> Result<()>;
+}
+
+impl Device {
+    /// Does the work on this device.
+    ///
+    /// # Errors
+    /// What the work reports.
+    pub fn run(&self, work: impl Work) -> Result<()> {
+        match self {
+            Self::Cpu(cpu) => work.run(cpu),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gpu) => work.run(gpu),
+        }
+    }
 }
 
 impl DeviceChoice {
-    /// Opens the device; `threads` is for the processor, where `None` uses all.
+    /// Opens the device; `threads` is for the processor, where `None` uses all. `Auto` is the first GPU where this build,
+    /// the driver and the GPU allow it, unless threads are asked for, and else the processor.
     ///
     /// # Errors
-    /// [`ninfer_core::Error::Unsupported`] or [`ninfer_core::Error::NoDriver`] for a GPU; [`Failure::Usage`] for zero
-    /// threads or far too many.
+    /// [`ninfer_core::Error::Unsupported`] without a CUDA backend in this build, [`ninfer_core::Error::NoDriver`] and others
+    /// for a GPU that cannot be used; [`Failure::Usage`] for zero threads or far too many.
     pub fn open(self, threads: Option<usize>) -> Result<Device> {
         match self {
-            Self::Auto | Self::Cpu => match threads {
-                None => Ok(Device::Cpu(Cpu::new())),
-                Some(threads) => {
-                    check_threads(threads, std::thread::available_parallelism().map_or(1, NonZeroUsize::get))?;
-                    Ok(Device::Cpu(Cpu::with_threads(threads)?))
-                }
+            Self::Auto if threads.is_none() => match cuda(0) {
+                Ok(gpu) => Ok(gpu),
+                Err(_) => cpu(None),
             },
-            Self::Cuda(number) => Err(no_cuda(number).into()),
+            Self::Auto | Self::Cpu => cpu(threads),
+            Self::Cuda(number) => Ok(cuda(number)?),
         }
     }
+}
+
+fn cpu(threads: Option<usize>) -> Result<Device> {
+    let Some(threads) = threads else { return Ok(Device::Cpu(Cpu::new())) };
+    check_threads(threads, std::thread::available_parallelism().map_or(1, NonZeroUsize::get))?;
+    Ok(Device::Cpu(Cpu::with_threads(threads)?))
 }
 
 /// Refuses a number of threads that can only be a mistake: with far more than run at once, nothing gets done.
@@ -74,27 +108,17 @@ fn check_threads(threads: usize, at_once: usize) -> Result<()> {
 }
 
 #[cfg(feature = "cuda")]
-fn no_cuda(number: u32) -> ninfer_core::Error {
-    match ninfer_core::driver::devices() {
-        Err(error) => error,
-        Ok(devices) => ninfer_core::Error::Unsupported {
-            op: format!("running on CUDA device {number}"),
-            need: "a CUDA backend in this build".to_owned(),
-            have: match usize::try_from(number).ok().and_then(|n| devices.get(n)) {
-                Some(device) => format!("{device}, and the CPU backend only"),
-                None => format!("{} CUDA devices, and the CPU backend only", devices.len()),
-            },
-        },
-    }
+fn cuda(number: u32) -> Result<Device, ninfer_core::Error> {
+    Cuda::new(number).map(Device::Cuda)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn no_cuda(number: u32) -> ninfer_core::Error {
-    ninfer_core::Error::Unsupported {
+fn cuda(number: u32) -> Result<Device, ninfer_core::Error> {
+    Err(ninfer_core::Error::Unsupported {
         op: format!("running on CUDA device {number}"),
-        need: "a CUDA backend in this build".to_owned(),
+        need: "a CUDA backend in this build: `cargo build --features cuda`".to_owned(),
         have: "the CPU backend only".to_owned(),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -114,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_gpu_is_refused_with_a_reason() {
-        let failure = DeviceChoice::Cuda(0).open(None).unwrap_err();
+        // A number that no machine has.
+        let failure = DeviceChoice::Cuda(u32::MAX).open(None).unwrap_err();
         assert_eq!(failure.status(), 1);
         assert!(!failure.help().is_empty());
         assert_eq!(DeviceChoice::Auto.open(Some(0)).unwrap_err().status(), 2);

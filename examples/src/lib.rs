@@ -11,6 +11,7 @@ pub mod device;
 pub mod failure;
 pub mod forecast;
 pub mod formats;
+pub mod gpu;
 pub mod hardware;
 pub mod inventory;
 pub mod likelihood;

@@ -28,5 +28,18 @@ pub fn load<B: InferenceBackend>(
         bar.set_message(binary_size(done.bytes as u64));
     });
     bar.finish_and_clear();
+    release_staging(backend);
     Ok(model?)
 }
+
+/// Gives back what only loading needs.
+#[cfg(feature = "cuda")]
+fn release_staging<B: InferenceBackend>(backend: &B) {
+    if let Some(gpu) = (backend as &dyn std::any::Any).downcast_ref::<ninfer_kernels::cuda::Cuda>() {
+        gpu.finish_loading();
+    }
+}
+
+/// Nothing is kept on the processor.
+#[cfg(not(feature = "cuda"))]
+fn release_staging<B: InferenceBackend>(_backend: &B) {}

@@ -9,7 +9,7 @@ use ninfer_core::memory::{KvFormat, MemoryPlan, PlanOptions, binary_size, plan};
 use ninfer_core::sampling::SamplingParams;
 use ninfer_core::{DType, WeightFormat, tuning};
 use ninfer_examples::arguments::{from, within};
-use ninfer_examples::device::{Device, DeviceChoice};
+use ninfer_examples::device::{DeviceChoice, Work};
 use ninfer_examples::loader::load;
 use ninfer_examples::progress::Progress;
 use ninfer_examples::prompt::{DEFAULT_QUESTION, PromptArguments};
@@ -118,8 +118,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    match arguments.device.open(arguments.threads)? {
-        Device::Cpu(cpu) => answer(&cpu, arguments),
+    arguments.device.open(arguments.threads)?.run(arguments)
+}
+
+impl Work for &Arguments {
+    fn run<B: InferenceBackend>(self, backend: &B) -> Result<()> {
+        answer(backend, self)
     }
 }
 

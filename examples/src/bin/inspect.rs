@@ -11,7 +11,8 @@ use ninfer_core::{known, shape, tuning};
 use ninfer_examples::arguments::{from, within};
 use ninfer_examples::forecast::{self, Forecast, Workload};
 use ninfer_examples::formats::Formats;
-use ninfer_examples::hardware::{Hardware, Tuned};
+use ninfer_examples::gpu::Questions;
+use ninfer_examples::hardware::{Hardware, Tuned, facts};
 use ninfer_examples::inventory::{Inventory, KeepingHeads, keeping_heads};
 use ninfer_examples::recipes::Recipes;
 use ninfer_examples::table::grouped;
@@ -37,7 +38,9 @@ Examples:
   inspect --size 35b-a3b --weights q4 --draft-tokens 2 --kv int8-g64
       Four-bit integers, two MTP drafts, an 8-bit KV cache.
   inspect --device --bandwidth
-      The devices of this machine, and how fast its memory is read.
+      The devices of this machine, and how fast their memory is.
+  inspect --device --kernels
+      What the driver of each GPU makes of the kernels of this build.
 
 Only headers and a few small vectors are read.
 Exit status: 0, or 1 for an error, or 2 for a command line that is not legal.";
@@ -55,9 +58,12 @@ struct Arguments {
     /// Show the devices of this machine and their launch sizes instead of a model
     #[arg(long)]
     device: bool,
-    /// With --device: measure how fast the processor reads memory, for a tenth of a second
+    /// With --device: measure how fast memory is, for a tenth of a second a device
     #[arg(long, requires = "device")]
     bandwidth: bool,
+    /// With --device: have the driver of each GPU compile all kernels, and list them
+    #[arg(long, requires = "device")]
+    kernels: bool,
     /// A known device to plan for; can be given several times [default: this machine and all that are known]
     #[arg(long, value_name = "NAME")]
     device_profile: Vec<String>,
@@ -112,7 +118,8 @@ fn usage(error: ninfer_core::Error) -> Failure {
 }
 
 fn show_devices(arguments: &Arguments) -> Result<()> {
-    let hardware = Hardware::detect(arguments.bandwidth);
+    let questions = Questions { bandwidth: arguments.bandwidth, kernels: arguments.kernels };
+    let hardware = Hardware::detect(questions);
     let mut tuned: Vec<Tuned> = hardware.cuda.iter().cloned().map(Tuned::new).collect();
     for name in &arguments.device_profile {
         tuned.push(Tuned::new(known::profile(name).map_err(usage)?.device_info()));
@@ -123,13 +130,23 @@ fn show_devices(arguments: &Arguments) -> Result<()> {
             "cpu": hardware.cpu,
             "cpu_prefill_chunk": chunk,
             "cuda": hardware.cuda,
+            "cuda_answers": hardware.answers,
             "cuda_note": hardware.cuda_note,
             "tuning": tuned,
         }));
     }
     let mut out = format!("CPU   {}\n      prompts in chunks of {} tokens\n", hardware.cpu, grouped(chunk as u64));
     for (i, device) in hardware.cuda.iter().enumerate() {
-        out.push_str(&format!("CUDA  {i}: {device}\n"));
+        out.push_str(&format!("CUDA  {i}: {device}\n{}", facts(device)));
+        let Some(answers) = hardware.answers.get(i) else { continue };
+        if let Some(read) = answers.read {
+            out.push_str(&format!("      reading alone   {read}\n"));
+        }
+        let words = answers.failure.iter().chain(&answers.notices);
+        words.for_each(|words| out.push_str(&format!("      {words}\n")));
+        if !answers.kernels.is_empty() {
+            out.push_str(&format!("\n{}\n", answers.kernel_table()));
+        }
     }
     if let Some(note) = &hardware.cuda_note {
         out.push_str(&format!("CUDA  {note}\n"));
@@ -265,7 +282,7 @@ fn workload(arguments: &Arguments, shape: ModelShape, formats: Formats, max_posi
 fn forecasts(arguments: &Arguments, workload: &Workload) -> Result<Vec<Forecast>> {
     let mut devices: Vec<(String, DeviceInfo)> = Vec::new();
     if arguments.device_profile.is_empty() {
-        let hardware = Hardware::detect(true);
+        let hardware = Hardware::detect(Questions { bandwidth: true, kernels: false });
         devices.push(("this CPU".to_owned(), hardware.cpu));
         for (i, device) in hardware.cuda.into_iter().enumerate() {
             devices.push((format!("this cuda:{i}"), device));

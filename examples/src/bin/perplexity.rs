@@ -7,7 +7,7 @@ use clap::Parser;
 use ninfer_core::backend::InferenceBackend;
 use ninfer_core::memory::binary_size;
 use ninfer_examples::arguments::from;
-use ninfer_examples::device::{Device, DeviceChoice};
+use ninfer_examples::device::{DeviceChoice, Work};
 use ninfer_examples::likelihood::{Judge, Likelihood, Verdict};
 use ninfer_examples::loader::load;
 use ninfer_examples::progress::Progress;
@@ -90,8 +90,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    match arguments.device.open(arguments.threads)? {
-        Device::Cpu(cpu) => measure(&cpu, arguments),
+    arguments.device.open(arguments.threads)?.run(arguments)
+}
+
+impl Work for &Arguments {
+    fn run<B: InferenceBackend>(self, backend: &B) -> Result<()> {
+        measure(backend, self)
     }
 }
 

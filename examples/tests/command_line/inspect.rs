@@ -111,6 +111,13 @@ fn devices_are_shown() {
     let json = run(INSPECT, &["--device", "--json"]).json();
     assert_eq!((&json["cpu"]["kind"], &json["cpu"]["bandwidth"]), (&json!("cpu"), &Value::Null));
     assert!(json["cuda"].is_array() && json["tuning"].is_array());
+    assert_eq!(json["cuda_answers"], json!([]));
+    // Every GPU that there is answers, and without one there is a reason.
+    let json = run(INSPECT, &["--device", "--kernels", "--json"]).json();
+    let count = |what: &str| json[what].as_array().unwrap().len();
+    assert_eq!(count("cuda"), count("cuda_answers"));
+    assert_eq!(count("cuda") == 0, json["cuda_note"].is_string());
+    run(INSPECT, &["--kernels"]).fails(2, &["--device"]);
 }
 
 #[test]
