@@ -6,7 +6,8 @@ use crate::{Error, PackedMatrix, Result};
 
 /// Differences between reference weights `w` and their stored form `v`.
 ///
-/// Sums are taken in f64.
+/// Sums are taken in f64. Where any weight or stored weight is NaN or infinite, all figures but the count are NaN, which JSON
+/// writes as `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ErrorReport {
@@ -124,13 +125,18 @@ impl ErrorSums {
     #[must_use]
     pub fn report(&self) -> ErrorReport {
         let [ww, vv, wv, dd] = self.squares;
+        // Squares of finite f32 values and their sums are finite in f64, so this is about the values.
+        if !self.squares.iter().all(|sum| sum.is_finite()) {
+            let [relative_l2, max_abs, mean_relative, cosine] = [f64::NAN; 4];
+            return ErrorReport { count: self.count, relative_l2, max_abs, mean_relative, cosine };
+        }
         let relative_l2 = match (ww > 0.0, dd > 0.0) {
             (true, _) => (dd / ww).sqrt(),
             (false, true) => f64::INFINITY,
             (false, false) => 0.0,
         };
         let cosine = match (ww > 0.0, vv > 0.0) {
-            (true, true) => wv / (ww.sqrt() * vv.sqrt()),
+            (true, true) => (wv / (ww * vv).sqrt()).clamp(-1.0, 1.0),
             (false, false) => 1.0,
             _ => 0.0,
         };
@@ -150,6 +156,45 @@ mod tests {
         let r = ErrorReport::new(&[0.0], &[1.0]).unwrap();
         assert_eq!((r.relative_l2, r.cosine), (f64::INFINITY, 0.0));
         assert!(ErrorReport::new(&[0.0], &[]).is_err());
+    }
+
+    #[test]
+    fn figures_by_hand() {
+        // ‖v − w‖² = 1 + 4 + 0.25, ‖w‖² = 1 + 4 + 4, ‖v‖² = 0 + 16 + 2.25, w · v = 0 + 8 + 3.
+        let r = ErrorReport::new(&[1.0, -2.0, 2.0, 0.0], &[0.0, -4.0, 1.5, 0.0]).unwrap();
+        assert_eq!((r.count, r.max_abs, r.mean_relative), (4, 2.0, (1.0 + 1.0 + 0.25) / 3.0));
+        assert!((r.relative_l2 - (5.25f64 / 9.0).sqrt()).abs() < 1e-15);
+        assert!((r.cosine - 11.0 / (3.0 * 18.25f64.sqrt())).abs() < 1e-15);
+        let r = ErrorReport::new(&[1.0, 2.0], &[-1.0, -2.0]).unwrap();
+        assert_eq!((r.relative_l2, r.cosine), (2.0, -1.0));
+        // A direction is a direction whatever its size, and rounding never makes a cosine above 1.
+        let w: Vec<f32> = (1..50).map(|i| 1e-40 * i as f32).collect();
+        let r = ErrorReport::new(&w, &w.iter().map(|x| 3.0 * x).collect::<Vec<_>>()).unwrap();
+        assert!(r.cosine <= 1.0 && r.cosine > 1.0 - 1e-9 && (r.relative_l2 - 2.0).abs() < 1e-4, "{r:?}");
+        assert_eq!(ErrorReport::new(&[], &[]).unwrap().count, 0);
+    }
+
+    /// A NaN must not look like a perfect copy, and it is not lost when parts are merged.
+    #[test]
+    fn values_that_are_no_numbers_make_all_figures_nan() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (w, v) in [([1.0, bad], [1.0, 2.0]), ([1.0, 2.0], [1.0, bad]), ([0.0, bad], [0.0, bad])] {
+                let mut sums = ErrorSums::default();
+                sums.merge(&{
+                    let mut part = ErrorSums::default();
+                    part.add(&w, &v).unwrap();
+                    part
+                });
+                sums.add(&[1.0], &[1.0]).unwrap();
+                let r = sums.report();
+                assert_eq!(r.count, 3);
+                let figures = [r.relative_l2, r.max_abs, r.mean_relative, r.cosine];
+                assert!(figures.iter().all(|f| f.is_nan()), "{w:?} {v:?}: {r:?}");
+            }
+        }
+        // The largest finite values are no reason.
+        let r = ErrorReport::new(&[f32::MAX, -f32::MAX], &[-f32::MAX, f32::MAX]).unwrap();
+        assert_eq!((r.relative_l2, r.cosine, r.max_abs), (2.0, -1.0, 2.0 * f64::from(f32::MAX)));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use super::{Attention, Config, Ffn, GptqZeros, MAX_EXPERTS, MAX_LAYERS, OutputGa
 use crate::{Error, Result};
 
 const SUPPORTED: &str = "qwen3_5, qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text";
-const QUANTIZATIONS: &str = "compressed-tensors, modelopt, fp8 (blocks of 128), gptq (4 bits), awq (4 bits, gemm), ninfer (version 1)";
+const QUANTIZATIONS: &str =
+    "compressed-tensors, modelopt, fp8 (blocks of 128), gptq (4 bits), awq (4 bits, gemm), ninfer (version 1)";
 const DEFAULT_INTERVAL: usize = 4;
 const DEFAULT_CONV_KERNEL: usize = 4;
 const DEFAULT_EPS: f64 = 1e-6;

@@ -6,5 +6,6 @@ mod experts;
 mod formats;
 mod hostile;
 mod lists;
+mod recipes;
 mod store;
 mod table;

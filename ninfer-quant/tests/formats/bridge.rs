@@ -3,7 +3,7 @@
 use ninfer_core::WeightFormat;
 use ninfer_core::format::GlobalScale;
 use ninfer_quant::bridge::{BridgeScale, bridge};
-use ninfer_quant::codes::decode_e4m3;
+use ninfer_quant::codes::{decode_e4m3, encode_e4m3};
 use ninfer_quant::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, encode};
 
 use crate::fixtures::weights;
@@ -95,6 +95,32 @@ fn the_exponent_is_the_smallest_that_fits() {
         assert_eq!(power, power.log2().round().exp2());
         let amax = m.dequantize()[row * 64..(row + 1) * 64].iter().fold(0.0f32, |a, x| a.max(x.abs())) * g;
         assert!(amax <= 448.0 * power * 1.000001 && amax > 224.0 * power * 0.999999, "row {row}: {amax}, {power}");
+    }
+}
+
+/// Squared error of a row of units under the row scale `p`, saturating, ties whichever way.
+fn squared_error(units: &[f32], p: f32) -> f64 {
+    let error = |u: &f32| f64::from(decode_e4m3(encode_e4m3(u / p)) * p - u).powi(2);
+    units.iter().map(error).sum()
+}
+
+#[test]
+fn no_other_exponent_has_a_smaller_error() {
+    for (seed, spread) in [(21, 1.0), (22, 30.0), (23, 1000.0)] {
+        // Columns of very different sizes, so that there are subnormals.
+        let mut w = weights(seed, 40 * 512);
+        w.iter_mut().enumerate().for_each(|(i, x)| *x *= f32::powf(spread, -((i % 512) as f32) / 512.0));
+        let m = encode(WeightFormat::Nvfp4, 40, 512, &w).unwrap();
+        let PackedParts::Nvfp4 { global: GlobalScale::Divide(g), .. } = *m.parts() else { panic!() };
+        let b = bridge(&m.as_ref(), BridgeScale::Pow2Row).unwrap();
+        for (row, units) in m.dequantize().chunks(512).enumerate() {
+            let units: Vec<f32> = units.iter().map(|w| w * g).collect();
+            let p = (scale_of(&b, row, 0) * g).log2().round().exp2();
+            let chosen = squared_error(&units, p);
+            for other in [p / 4.0, p / 2.0, p * 2.0, p * 4.0] {
+                assert!(chosen <= squared_error(&units, other) * 1.000_001, "row {row}: {p} and {other}");
+            }
+        }
     }
 }
 
