@@ -39,10 +39,11 @@ __device__ __forceinline__ void attend_prefill(const Attend& a) {
     auto slot = [&](int page) { return stage + (page - begin) % stages * Shape::kBytes; };
 
     Partial run[kM][2];
-    float o[kM][kC][4] = {}, s[kM][2][4];
+    float o[kM][kC][4] = {};
 #pragma unroll 1
     for (int page = begin - stages; page < end; page++) {
         const int ahead = page + stages;
+        float s[kM][2][4];
         u8* keys = slot(max(page, begin));
         if (page >= begin) {
             wait_even(stages);

@@ -87,16 +87,17 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
     Cursor lead, at;
     lead.reset(a), at.reset(a);
     Place place;
-    int entry = -1, ahead;
+    int entry = -1;
     auto slot = [&](int item) { return pages + item % stages * Shape::kBytes; };
 
     TileRows<kM> rows;
-    Partial leaf[kM][2], own[kM][2];
-    float o[kM][kC][4] = {}, s[kM][2][4];
+    Partial leaf[kM][2];
+    float o[kM][kC][4] = {};
 #pragma unroll 1
     for (int item = -stages - 1; item < count; item++) {
         u8* keys = slot(max(item, 0));
-        ahead = item + stages;
+        const int ahead = item + stages;
+        float s[kM][2][4];
         if (item >= 0) {
             wait_even(stages);
             __syncthreads();
@@ -134,6 +135,7 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
         }
         if (item < 0) continue;
 
+        Partial own[kM][2];
         float kept[kM][2];
         make_weights<kFormat, kD, kM, false>(a, side, keys + Shape::kHalf, rows, at.page, s, own, kept);
         wait_odd(stages);

@@ -118,47 +118,43 @@ __device__ __forceinline__ void multiply_keys(const u8* keys, const uint4* queri
     }
 #pragma unroll(kM == 1 ? 2 : 1)
     for (int group = 0; group < kD / 64; group++) {
-        u32 raw[2][kv_bytes(kFormat) * 4];
+        u32 b[4][2][2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
 #pragma unroll
             for (int h = 0; h < kv_bytes(kFormat); h++) {
                 const int chunk = kv_bytes(kFormat) * 4 * group + 4 * h + t;
                 const uint4 v = *reinterpret_cast<const uint4*>(keys + Shape::offset(16 * warp + 8 * n + g, chunk));
-                raw[n][4 * h] = v.x, raw[n][4 * h + 1] = v.y, raw[n][4 * h + 2] = v.z, raw[n][4 * h + 3] = v.w;
-            }
-        }
-        float part[kM][2][4] = {};
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            u32 b[2][2];
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
                 if constexpr (kFormat == kKvBf16) {
-                    b[n][0] = raw[n][2 * q], b[n][1] = raw[n][2 * q + 1];
+                    b[2 * h][n][0] = v.x, b[2 * h][n][1] = v.y, b[2 * h + 1][n][0] = v.z, b[2 * h + 1][n][1] = v.w;
                 } else {
-                    decode_keys<kFormat>(raw[n][q], b[n][0], b[n][1]);
+                    decode_keys<kFormat>(v.x, b[0][n][0], b[0][n][1]);
+                    decode_keys<kFormat>(v.y, b[1][n][0], b[1][n][1]);
+                    decode_keys<kFormat>(v.z, b[2][n][0], b[2][n][1]);
+                    decode_keys<kFormat>(v.w, b[3][n][0], b[3][n][1]);
                 }
             }
+        }
+        float scale[2][2];
+        if constexpr (kFormat == kKvI8) {
 #pragma unroll
-            for (int m = 0; m < kM; m++) {
+            for (int i = 0; i < 4; i++) {
+                scale[i / 2][i % 2] = __half2float(scales[(16 * warp + 8 * (i / 2) + 2 * t + i % 2) * Shape::kGroups + group]);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < kM; m++) {
+            float part[2][4] = {};
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
                 const uint4 v = queries[(m * (kD / 16) + 4 * group + q) * 32 + lane];
                 const u32 a[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-                for (int n = 0; n < 2; n++) mma_bf16(kFormat == kKvI8 ? part[m][n] : s[m][n], a, b[n][0], b[n][1]);
+                for (int n = 0; n < 2; n++) mma_bf16(kFormat == kKvI8 ? part[n] : s[m][n], a, b[q][n][0], b[q][n][1]);
             }
-        }
-        if constexpr (kFormat == kKvI8) {
+            if constexpr (kFormat == kKvI8) {
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                for (int e = 0; e < 2; e++) {
-                    const float scale = __half2float(scales[(16 * warp + 8 * n + 2 * t + e) * Shape::kGroups + group]);
-#pragma unroll
-                    for (int m = 0; m < kM; m++) {
-                        s[m][n][e] = fmaf(part[m][n][e], scale, s[m][n][e]);
-                        s[m][n][e + 2] = fmaf(part[m][n][e + 2], scale, s[m][n][e + 2]);
-                    }
-                }
+                for (int i = 0; i < 8; i++) s[m][i / 4][i % 4] = fmaf(part[i / 4][i % 4], scale[i / 4][i % 2], s[m][i / 4][i % 4]);
             }
         }
     }
