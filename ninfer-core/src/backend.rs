@@ -47,6 +47,21 @@ pub struct Reservation {
     pub max_context: usize,
 }
 
+/// A weight of random values, for benchmarks: the values mean nothing, their number and format do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synthetic {
+    /// How it is stored.
+    pub format: WeightFormat,
+    /// What a product does to its input rows.
+    pub activations: ActivationPrecision,
+    /// Out features.
+    pub rows: usize,
+    /// In features.
+    pub cols: usize,
+    /// Different seeds give different values.
+    pub seed: u64,
+}
+
 /// A device that runs the operations; a cheap handle.
 ///
 /// Life of a step: everything is allocated, weights are prepared, the step is recorded once, and from then on each round
@@ -111,6 +126,16 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// [`crate::Error::Shape`] if the widths differ or there is no part, [`crate::Error::OutOfRange`] if the activation
     /// precisions differ ([`ActivationPrecision::common`]), [`crate::Error::Unsupported`] for a format without a route.
     fn prepare(&self, parts: &[PackedRef<'_>]) -> Result<Self::Weight>;
+
+    /// Makes a weight of random values on the device, from parts stacked by rows as in [`Backend::prepare`], scaled so that
+    /// activations keep their size; `None` where the backend has no way to, and the values must come from the host.
+    ///
+    /// # Errors
+    /// As [`Backend::prepare`].
+    fn synthesize(&self, parts: &[Synthetic]) -> Result<Option<Self::Weight>> {
+        let _ = parts;
+        Ok(None)
+    }
 
     /// Runs operations now, in order.
     ///

@@ -1,4 +1,4 @@
-// targets: sm_80
+// targets: sm_80 sm_90
 // Projections with w8 weights: common/linear.cuh.
 #include "common/linear.cuh"
 

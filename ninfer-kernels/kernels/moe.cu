@@ -1,4 +1,4 @@
-// targets: sm_80
+// targets: sm_80 sm_90
 // Mixture of experts around the products of linear: choice of experts, grouping of pairs by expert, weighted sum.
 //
 // A pair is (token, choice), numbered token · k + choice. Pairs are ordered by expert, so that the product kernels take
@@ -6,6 +6,7 @@
 // each token adds its own in the order of its choices, so nothing depends on which tokens share an expert.
 #include "common/batch.cuh"
 #include "common/types.cuh"
+#include "ptx/bulk.cuh"
 
 constexpr int kThreads = 256;
 
@@ -34,6 +35,8 @@ __device__ __forceinline__ u32 rank(float x) {
 
 // Softmax over all experts, the k largest (ties take the lower id). One warp a token; shared memory 4 · E bytes.
 extern "C" __global__ void __launch_bounds__(32) moe_top_k(const __grid_constant__ TopK a) {
+    grid_launch_next();
+    grid_wait();
     extern __shared__ float p[];
     const int token = blockIdx.x, lane = threadIdx.x;
     const float* logits = a.logits.row(token);
@@ -93,6 +96,8 @@ struct Group {
 
 // Orders the pairs by expert and cuts them into tiles; one block. Shared memory 4 · (E + 1) · 2 bytes.
 extern "C" __global__ void __launch_bounds__(1024) moe_group(const __grid_constant__ Group a) {
+    grid_launch_next();
+    grid_wait();
     extern __shared__ int counts[];  // pairs of each expert, then where they start
     int* next = counts + a.count + 1;
     const int pairs = a.batch.rows * a.k;
@@ -140,6 +145,8 @@ struct Combine {
 
 // r ← r + Σ_j w_j · routed_j + w_s · shared, in this order.
 extern "C" __global__ void __launch_bounds__(kThreads) moe_combine(const __grid_constant__ Combine a) {
+    grid_launch_next();
+    grid_wait();
     const int c = blockIdx.x * kThreads + threadIdx.x, token = blockIdx.y;
     if (c >= a.h) return;
     const float* w = a.weights.row(token);

@@ -1,8 +1,9 @@
-// targets: sm_80
+// targets: sm_80 sm_90
 // Norms, staging of the inputs of products, embedding, the input of the MTP block, row copies. One block a row.
 #include "common/batch.cuh"
 #include "common/report.cuh"
 #include "common/weight.cuh"
+#include "ptx/bulk.cuh"
 
 constexpr int kThreads = 256;
 constexpr float kE4m3Max = 448.0f;
@@ -62,6 +63,8 @@ __device__ __forceinline__ float norm_factor(int cols, float eps, float* partial
 
 // y = N(x), or x itself, as bf16; or its E4M3 codes as bf16 values with the scale of the row.
 extern "C" __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ Stage a) {
+    grid_launch_next();
+    grid_wait();
     __shared__ float partial[kThreads / 32];
     const bf16* x = a.x.row(blockIdx.x);
     bf16* y = a.y.row(blockIdx.x);
@@ -104,6 +107,8 @@ struct Embed {
 
 // y = E[id]; zeros for padding rows and for the id that means none.
 extern "C" __global__ void __launch_bounds__(kThreads) embed_rows(const __grid_constant__ Embed a) {
+    grid_launch_next();
+    grid_wait();
     const int row = blockIdx.x;
     u32 id = a.batch.find(row) >= 0 ? *a.ids.row(row) : kNone;
     if (id != kNone && id >= static_cast<u32>(a.table.rows)) {
@@ -134,6 +139,8 @@ struct Stem {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads) stem_rows(const __grid_constant__ Stem a) {
+    grid_launch_next();
+    grid_wait();
     __shared__ float partial[kThreads / 32];
     const int row = blockIdx.x, h = a.table.cols;
     float* y = a.y.row(row);
@@ -171,6 +178,8 @@ struct Round {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads) round_rows(const __grid_constant__ Round a) {
+    grid_launch_next();
+    grid_wait();
     __shared__ float partial[kThreads / 32];
     const float* x = a.x.row(blockIdx.x);
     bf16* y = a.y.row(blockIdx.x);
@@ -208,6 +217,8 @@ struct Copy {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads) copy_rows(const __grid_constant__ Copy a) {
+    grid_launch_next();
+    grid_wait();
     const int from = *a.src_index.row(blockIdx.x), to = *a.dst_index.row(blockIdx.x);
     if (from < 0 || to < 0) return;
     if (from >= a.src_rows || to >= a.dst_rows) {

@@ -66,7 +66,9 @@ extern "C" __global__ void pack_plain(const __grid_constant__ Pack a) {
             *reinterpret_cast<bf16*>(at.record + byte) = high;
             if (a.to.blocks > first) {
                 u8* second = at.record + static_cast<i64>(first) * record_bytes(kBf16);
-                *reinterpret_cast<bf16*>(second + byte) = to_bf16(value - to_float(high));
+                // An infinity has no rounding error.
+                const float rest = isinf(value) ? 0.0f : value - to_float(high);
+                *reinterpret_cast<bf16*>(second + byte) = to_bf16(rest);
             }
         }
     }
@@ -160,5 +162,51 @@ extern "C" __global__ void pack_w8(const __grid_constant__ Pack a) {
             reinterpret_cast<u16*>(at.record + 1024)[16 * s + 2 * at.g + at.r] =
                 reinterpret_cast<const u16*>(a.scales)[group];
         }
+    }
+}
+
+// `FillArg` of src/cuda/pack.rs.
+struct Fill {
+    Weight to;
+    u64 seed;
+    i64 records;
+    float scale;  // f16 scale of groups, or largest bf16 value
+    int unused;
+};
+
+namespace {
+
+// Finaliser of SplitMix64.
+__device__ __forceinline__ u64 mix(u64 z) {
+    z += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+}  // namespace
+
+// Random codes and one scale for all groups; a grid of any size, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) fill_records(const __grid_constant__ Fill a) {
+    const int bytes = record_bytes(a.to.format), words = bytes / 4;
+    const int codes = a.to.format == kBf16 || a.to.format == kFp8 ? bytes
+                      : a.to.format == kW8                        ? 1024
+                      : a.to.format == kQ5                        ? 640
+                      : a.to.format == kQ6                        ? 768
+                                                                  : 512;
+    const u32 scale = __half_as_ushort(__float2half_rn(a.scale));
+    const i64 total = a.records * words;
+    for (i64 i = blockIdx.x * 256ll + threadIdx.x; i < total; i += gridDim.x * 256ll) {
+        const u64 random = mix(a.seed ^ mix(i));
+        u32 word = static_cast<u32>(random);
+        if (i % words * 4 >= codes) {
+            word = a.to.format == kNvfp4 ? 0x38383838u : scale | scale << 16;
+        } else if (a.to.format == kFp8) {
+            word &= 0xbfbfbfbfu;  // no NaN
+        } else if (a.to.format == kBf16) {
+            auto value = [&](u32 bits) { return (static_cast<float>(bits) * (1.0f / 8388608.0f) - 1.0f) * a.scale; };
+            word = pack_bf16(value(static_cast<u32>(random >> 8 & 0xffffff)), value(static_cast<u32>(random >> 40)));
+        }
+        reinterpret_cast<u32*>(const_cast<u8*>(a.to.records))[i] = word;
     }
 }

@@ -29,8 +29,10 @@ __device__ __forceinline__ u32 subtract_pair(u32 a, u32 b) {
     return d;
 }
 
-__device__ __forceinline__ u32 load_word(const u8* p) { return __ldg(reinterpret_cast<const u32*>(p)); }
-__device__ __forceinline__ uint2 load_two_words(const u8* p) { return __ldg(reinterpret_cast<const uint2*>(p)); }
+// Records are read from wherever they are, global or shared memory.
+__device__ __forceinline__ u32 load_word(const u8* p) { return *reinterpret_cast<const u32*>(p); }
+__device__ __forceinline__ uint2 load_two_words(const u8* p) { return *reinterpret_cast<const uint2*>(p); }
+__device__ __forceinline__ uint4 load_four_words(const u8* p) { return *reinterpret_cast<const uint4*>(p); }
 
 __device__ __forceinline__ void load_f16_pair(const u8* p, float (&scale)[2]) {
     const u32 bits = load_word(p);
@@ -51,10 +53,10 @@ struct Fragment<kBf16> {
 
     __device__ __forceinline__ void load(const u8* record, int lane) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i / 2][i % 2] = load_stream(record + 512 * i + 16 * lane);
+        for (int i = 0; i < 4; i++) v[i / 2][i % 2] = load_four_words(record + 512 * i + 16 * lane);
     }
     __device__ __forceinline__ void load_row(int r, RowPlace p) {
-        for (int s = 0; s < 2; s++) v[s][r] = load_stream(p.record + 512 * (2 * s + p.r) + 16 * p.lane);
+        for (int s = 0; s < 2; s++) v[s][r] = load_four_words(p.record + 512 * (2 * s + p.r) + 16 * p.lane);
     }
     __device__ __forceinline__ void decode(int s, int r, u32 (&w)[4]) const {
         w[0] = v[s][r].x, w[1] = v[s][r].y, w[2] = v[s][r].z, w[3] = v[s][r].w;
@@ -70,7 +72,7 @@ struct Fragment<kFp8> {
     __device__ __forceinline__ void load(const u8* record, int lane) {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            const uint4 q = load_stream(record + 512 * s + 16 * lane);
+            const uint4 q = load_four_words(record + 512 * s + 16 * lane);
             v[s][0][0] = q.x, v[s][0][1] = q.y, v[s][1][0] = q.z, v[s][1][1] = q.w;
         }
     }
@@ -99,7 +101,7 @@ struct Fragment<kNvfp4> {
     u32 scales;  // E4M3 bytes 2s + r
 
     __device__ __forceinline__ void load(const u8* record, int lane) {
-        const uint4 q = load_stream(record + 16 * lane);
+        const uint4 q = load_four_words(record + 16 * lane);
         v[0][0] = q.x, v[0][1] = q.y, v[1][0] = q.z, v[1][1] = q.w;
         scales = load_word(record + 512 + 4 * (8 * (lane % 4 / 2) + lane / 4));
         // Sign-free bytes, spread so that two of them are the exponent and mantissa bits of a bf16 pair: done in decode.
@@ -141,7 +143,7 @@ struct Fragment {
     float factor[2];
 
     __device__ __forceinline__ void load(const u8* record, int lane) {
-        const uint4 q = load_stream(record + 16 * lane);
+        const uint4 q = load_four_words(record + 16 * lane);
         v[0][0] = q.x, v[0][1] = q.y, v[1][0] = q.z, v[1][1] = q.w;
         if constexpr (kFormat == kQ5) {
             const u32 h = load_word(record + 512 + 4 * lane);
@@ -188,7 +190,7 @@ struct Fragment<kW8> {
     __device__ __forceinline__ void load(const u8* record, int lane) {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            const uint4 q = load_stream(record + 512 * s + 16 * lane);
+            const uint4 q = load_four_words(record + 512 * s + 16 * lane);
             v[s][0][0] = q.x, v[s][0][1] = q.y, v[s][1][0] = q.z, v[s][1][1] = q.w;
             load_f16_pair(record + 1024 + 32 * s + 4 * (lane / 4), factor[s]);
         }

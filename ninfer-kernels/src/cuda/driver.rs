@@ -264,6 +264,11 @@ impl Stream {
     /// with it until the stream has run the launch.
     pub(super) unsafe fn launch<A: Copy>(&self, function: &Function, how: &Launch, arguments: &A) -> Result<()> {
         let mut parameters = [ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: how.grid[0],
             gridDimY: how.grid[1],
@@ -273,8 +278,8 @@ impl Stream {
             blockDimZ: 1,
             sharedMemBytes: how.shared,
             hStream: self.handle,
-            attrs: ptr::null_mut(),
-            numAttrs: 0,
+            attrs: &mut overlap,
+            numAttrs: u32::from(function.overlaps),
         };
         // SAFETY: the driver copies the parameter during the call; the rest is the caller's promise.
         let code = unsafe { sys::cuLaunchKernelEx(&config, function.handle, parameters.as_mut_ptr(), ptr::null_mut()) };
@@ -409,6 +414,8 @@ pub(super) struct Function {
     pub(super) local: u32,
     /// Static shared memory in bytes.
     pub(super) shared: u32,
+    /// It waits for the kernel before by itself, so its blocks may start while that one still runs.
+    pub(super) overlaps: bool,
 }
 
 // SAFETY: a function handle may be used from any thread; its module is never unloaded before the functions are gone.
@@ -507,6 +514,7 @@ impl Module {
             registers: attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             local: attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             shared: attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            overlaps: false,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Shipped kernels: which module of a family is loaded on a device, and the table of functions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -61,9 +61,22 @@ pub struct KernelUse {
     pub shared_bytes: u32,
 }
 
+/// Names of the kernels that hold a wait for the kernel before. All of them wait before they read anything that a kernel
+/// wrote (kernels/ptx/bulk.cuh), so they may be started while that one still runs.
+fn waiting_kernels(ptx: &str) -> HashSet<String> {
+    let mut names = HashSet::new();
+    for entry in ptx.split(".entry ").skip(1) {
+        if entry.contains("griddepcontrol.wait") {
+            names.extend(entry.split(['(', '\n', ' ']).next().map(str::to_owned));
+        }
+    }
+    names
+}
+
 #[derive(Default)]
 struct Loaded {
-    modules: HashMap<(&'static str, Target), Module>,
+    /// Modules, and their kernels that wait for the kernel before by themselves.
+    modules: HashMap<(&'static str, Target), (Module, HashSet<String>)>,
     functions: HashMap<&'static str, (Function, Target, u32)>,
 }
 
@@ -93,10 +106,13 @@ impl Kernels {
                 let key = (family, image.target);
                 if !loaded.modules.contains_key(&key) {
                     let label = format!("{family}.{}", image.target);
-                    let module = Module::load(&self.context, &label, &image.text()?)?;
-                    loaded.modules.insert(key, module);
+                    let text = image.text()?;
+                    let module = Module::load(&self.context, &label, &text)?;
+                    loaded.modules.insert(key, (module, waiting_kernels(&text)));
                 }
-                let function = loaded.modules[&key].function(name)?;
+                let (module, waiting) = &loaded.modules[&key];
+                let mut function = module.function(name)?;
+                function.overlaps = waiting.contains(name);
                 (function, image.target, 48 << 10)
             }
         };
@@ -145,5 +161,16 @@ impl Kernels {
             let _ = write!(text, "{}{}: {reason}", if text.is_empty() { "" } else { ", " }, image.target);
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_wait_are_found() {
+        let ptx = ".visible .entry first(\n.param .b32 p\n)\n{\nret;\n}\n.visible .entry second(\n)\n{\ngriddepcontrol.wait;\nret;\n}\n";
+        assert_eq!(waiting_kernels(ptx), HashSet::from(["second".to_owned()]));
     }
 }

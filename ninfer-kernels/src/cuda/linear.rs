@@ -10,12 +10,16 @@ use super::buffer::Matrix;
 use super::driver::Launch;
 use super::norm::{Staged, stage, staged_bytes};
 use super::queue::CudaQueue;
-use super::weight::{CudaWeight, ROW_BLOCK, RecordFormat, WeightArg};
+use super::weight::{CudaWeight, Piece, ROW_BLOCK, RecordFormat, WeightArg};
 
 /// Matrices of one launch.
 const PARTS: usize = 6;
+/// Warps of a block.
+const WARPS: usize = 8;
 /// Threads of a block.
 const BLOCK: u32 = 256;
+/// Chunks of a ring, `kChunks` of `common/stream.cuh`.
+const CHUNKS: usize = 2;
 
 /// What becomes of a result, `Epilogue` of `common/linear.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub(super) struct PartArg {
     rows: i32,
     second_row: i32,
     expert_rows: i32,
+    run: i32,
+    gap: i32,
 }
 
 /// `Linear` of `common/linear.cuh`.
@@ -97,44 +103,75 @@ fn family(format: RecordFormat) -> &'static str {
     }
 }
 
-/// Name of the kernel for tiles of 8, 16 or 64 columns; `any` takes rows that do not start at multiples of 16.
-fn kernel(format: RecordFormat, columns: usize, any: bool) -> &'static str {
+/// Name of the kernel for tiles of 8, 16 or 64 columns. `two` takes two row blocks at once, `any` rows that do not start
+/// at multiples of 16.
+fn kernel(format: RecordFormat, columns: usize, two: bool, any: bool) -> &'static str {
     macro_rules! names {
         ($($format:ident: $text:literal),+) => {
-            match (format, columns, any) {
-                $((RecordFormat::$format, _, true) => concat!("linear_", $text, "_8_any"),
-                (RecordFormat::$format, 8, _) => concat!("linear_", $text, "_8"),
-                (RecordFormat::$format, 16, _) => concat!("linear_", $text, "_16"),
-                (RecordFormat::$format, ..) => concat!("linear_", $text, "_64"),)+
+            match (format, columns, two, any) {
+                $((RecordFormat::$format, _, false, true) => concat!("linear_", $text, "_8_any"),
+                (RecordFormat::$format, _, true, true) => concat!("linear_", $text, "_8_two_any"),
+                (RecordFormat::$format, 8, false, false) => concat!("linear_", $text, "_8"),
+                (RecordFormat::$format, 16, false, false) => concat!("linear_", $text, "_16"),
+                (RecordFormat::$format, _, false, false) => concat!("linear_", $text, "_64"),
+                (RecordFormat::$format, 8, true, false) => concat!("linear_", $text, "_8_two"),
+                (RecordFormat::$format, _, true, false) => concat!("linear_", $text, "_16_two"),)+
             }
         };
     }
     names!(Bf16: "bf16", Fp8: "fp8", Nvfp4: "nvfp4", Q4: "q4", Q5: "q5", Q6: "q6", W8: "w8")
 }
 
+/// Records of a chunk, `chunk_records` of `common/stream.cuh`.
+const fn chunk_records(format: RecordFormat) -> usize {
+    match format {
+        RecordFormat::Bf16 => 1,
+        RecordFormat::Fp8 | RecordFormat::W8 => 2,
+        _ => 4,
+    }
+}
+
+/// Dynamic shared memory of a block: rings of weights, and partial sums in their place.
+fn shared_bytes(format: RecordFormat, columns: usize, two: bool) -> u32 {
+    let run = chunk_records(format) * format.record_bytes();
+    let rings = WARPS * CHUNKS * (if two { 2 } else { 1 } * run + 16);
+    rings.max(WARPS * ROW_BLOCK * columns * 4) as u32
+}
+
 /// Columns of a tile for a number of tokens. All widths belong to one numeric class.
-pub(super) fn tile_columns(columns: usize) -> usize {
+pub(super) fn tile_columns(columns: usize, pair: bool) -> usize {
     match columns {
         0..=8 => 8,
         9..=16 => 16,
+        _ if pair => 16,
         _ => 64,
     }
 }
 
-/// Launches a product: one kernel for all matrices of a format.
+/// Rows of one format of a matrix, and where their results go.
+struct Part<'a> {
+    target: &'a Target<'a>,
+    piece: &'a Piece,
+}
+
+/// Launches a product: one kernel for all rows of a format.
 pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>) -> Result<()> {
-    let format_of = |t: &Target<'_>| t.weight.layout().format;
-    let mut done = vec![false; product.targets.len()];
-    for i in 0..product.targets.len() {
-        if done[i] {
-            continue;
+    let mut rest: Vec<Part<'_>> = Vec::with_capacity(PARTS);
+    for target in product.targets {
+        let pieces = target.weight.pieces();
+        if pieces.len() != 1 && (target.pair || product.groups.is_some()) {
+            target.weight.argument(if target.pair { "swiglu" } else { "experts" })?;
         }
-        let format = format_of(&product.targets[i]);
-        let same: Vec<_> =
-            (i..product.targets.len()).filter(|&j| !done[j] && format_of(&product.targets[j]) == format).collect();
-        for list in same.chunks(PARTS) {
-            launch(backend, queue, product, format, list)?;
-            list.iter().for_each(|&j| done[j] = true);
+        rest.extend(pieces.iter().map(|piece| Part { target, piece }));
+    }
+    while let Some(first) = rest.first() {
+        let format = first.piece.layout.format;
+        let (mut now, later): (Vec<_>, Vec<_>) = rest.into_iter().partition(|p| p.piece.layout.format == format);
+        rest = later;
+        while !now.is_empty() {
+            let more = now.split_off(now.len().min(PARTS));
+            launch(backend, queue, product, format, &now)?;
+            now = more;
         }
     }
     Ok(())
@@ -145,31 +182,44 @@ fn launch(
     queue: &mut CudaQueue,
     product: &Product<'_>,
     format: RecordFormat,
-    list: &[usize],
+    list: &[Part<'_>],
 ) -> Result<()> {
-    let empty =
-        PartArg { weight: WeightArg::NONE, out: Matrix::NONE, first_block: 0, rows: 0, second_row: 0, expert_rows: 0 };
+    let empty = PartArg {
+        weight: WeightArg::NONE,
+        out: Matrix::NONE,
+        first_block: 0,
+        rows: 0,
+        second_row: 0,
+        expert_rows: 0,
+        run: i32::MAX,
+        gap: 0,
+    };
     let mut part = [empty; PARTS];
+    let two = list.iter().any(|p| p.target.pair);
+    let size = if product.epilogue == Epilogue::Float { 4 } else { 2 };
     let (mut blocks, mut any) = (0, false);
-    for (part, &i) in part.iter_mut().zip(list) {
-        let target = &product.targets[i];
-        let second_row = if target.pair { target.rows } else { 0 };
-        let expert_rows = target.rows * if target.pair { 2 } else { 1 };
+    for (part, Part { target, piece }) in part.iter_mut().zip(list) {
+        let whole = target.weight.pieces().len() == 1;
+        let rows = if whole { target.rows } else { piece.layout.rows };
+        let second_row = if target.pair { rows } else { 0 };
+        let expert_rows = rows * if target.pair { 2 } else { 1 };
         any |= second_row % ROW_BLOCK != 0 || (product.groups.is_some() && expert_rows % ROW_BLOCK != 0);
         *part = PartArg {
-            weight: target.weight.argument(),
-            out: target.out,
+            weight: target.weight.argument_of(piece),
+            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
             first_block: blocks as i32,
-            rows: target.rows as i32,
+            rows: rows as i32,
             second_row: second_row as i32,
             expert_rows: expert_rows as i32,
+            run: if whole { i32::MAX } else { piece.run as i32 },
+            gap: if whole { 0 } else { (piece.stride - piece.run) as i32 },
         };
-        blocks += target.rows.div_ceil(ROW_BLOCK);
+        blocks += rows.div_ceil(ROW_BLOCK);
     }
     let (width, tiles) = match &product.groups {
         Some(groups) => (groups.width, groups.capacity),
         None => {
-            let width = if any { 8 } else { tile_columns(product.columns) };
+            let width = if any { 8 } else { tile_columns(product.columns, two) };
             (width, product.columns.div_ceil(width))
         }
     };
@@ -184,10 +234,11 @@ fn launch(
         pairs_per_row: product.groups.map_or(1, |g| g.pairs_per_row) as i32,
         part,
     };
-    let how = Launch { grid: [blocks as u32, tiles as u32, 1], block: BLOCK, shared: 0 };
+    let shared = shared_bytes(format, width, two);
+    let how = Launch { grid: [blocks as u32, tiles as u32, 1], block: BLOCK, shared };
     // SAFETY: the struct is the kernel's parameter. Input and results are views whose shapes the recorder checked, or parts
     // of the workspace of those shapes.
-    unsafe { queue.launch(backend, family(format), kernel(format, width, any), how, &arguments) }
+    unsafe { queue.launch(backend, family(format), kernel(format, width, two, any), how, &arguments) }
 }
 
 /// Whether tiles of pairs must be of 8 columns, because rows of the experts start anywhere.

@@ -30,7 +30,7 @@ mod weight;
 use std::fmt;
 use std::sync::Arc;
 
-use ninfer_core::backend::Reservation;
+use ninfer_core::backend::{Reservation, Synthetic};
 use ninfer_core::capability::{SHIPPED, select_targets};
 use ninfer_core::device::{DeviceInfo, DeviceKind};
 use ninfer_core::{Backend, DType, Error, PackedRef, Recorder, Result, View};
@@ -201,6 +201,10 @@ impl Backend for Cuda {
 
     fn prepare(&self, parts: &[PackedRef<'_>]) -> Result<CudaWeight> {
         self.0.loader.prepare(&self.0.kernels, parts)
+    }
+
+    fn synthesize(&self, parts: &[Synthetic]) -> Result<Option<CudaWeight>> {
+        self.0.loader.synthesize(&self.0.kernels, self.sms(), parts).map(Some)
     }
 
     fn record(

@@ -12,7 +12,7 @@ use super::driver::Launch;
 use super::linear::{Epilogue, Groups, Product, Target, multiply, needs_any, tile_columns};
 use super::norm::{Staged, norm_into, round_rows, stage, staged_at, staged_bytes};
 use super::queue::CudaQueue;
-use super::weight::CudaWeight;
+use super::weight::{CudaWeight, RECORD_COLUMNS};
 
 const FAMILY: &str = "moe";
 
@@ -87,7 +87,7 @@ impl FeedForward<'_> {
         let precision = self.down.activations();
         let first = self.groups;
         // Without quantisation the intermediate result is rounded where it is made.
-        let native = precision == ActivationPrecision::Native && self.width.is_multiple_of(8);
+        let native = precision == ActivationPrecision::Native && self.width.is_multiple_of(RECORD_COLUMNS);
         let input = staged_at(self.staged, self.rows, self.width, precision);
         let (out, epilogue) = match native {
             true => (input.values, Epilogue::Store),
@@ -142,7 +142,7 @@ impl MoeOps for Cuda {
             let (pairs, count) = (t * k, op.down.rows() / h);
             let any = needs_any(width, true) || needs_any(h, false);
             // Tiles are as wide as the pairs of an expert are likely to be.
-            let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count)) };
+            let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count), true) };
             let capacity = tile_capacity(pairs, count, tile);
             let widest = width.max(shared);
             let [order, tiles, space, mid, staged, routed, own] = queue.scratch([

@@ -123,7 +123,8 @@ pub(super) fn stage(
     space: u64,
 ) -> Result<Staged> {
     let x = Matrix::from(input);
-    let aligned = x.address().is_multiple_of(16) && x.stride().is_multiple_of(8) && input.cols().is_multiple_of(8);
+    let aligned =
+        x.address().is_multiple_of(16) && x.stride().is_multiple_of(8) && input.cols().is_multiple_of(RECORD_COLUMNS);
     if aligned && norm.is_none() && precision == ActivationPrecision::Native {
         return Ok(Staged { values: x, scales: 0 });
     }
@@ -186,7 +187,7 @@ impl NormOps for Cuda {
         queue.submit(op, |queue, op| {
             let arguments = EmbedArg {
                 batch: (&op.batch).into(),
-                table: op.table.argument(),
+                table: op.table.argument("embed")?,
                 ids: (&op.ids).into(),
                 y: (&op.output).into(),
                 report: queue.report_address(),
@@ -209,7 +210,7 @@ impl NormOps for Cuda {
             let both = Matrix::at(both, 2 * h);
             let arguments = StemArg {
                 batch: (&op.batch).into(),
-                table: op.table.argument(),
+                table: op.table.argument("mtp_stem")?,
                 ids: (&op.ids).into(),
                 hidden: (&op.hidden).into(),
                 index: (&op.index).into(),

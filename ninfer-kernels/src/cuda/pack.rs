@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ninfer_core::backend::Synthetic;
 use ninfer_core::format::{ActivationPrecision, FP8_BLOCK, Fp8Scales, GROUP_PAD, GlobalScale, NVFP4_GROUP};
 use ninfer_core::{DType, Error, PackedData, PackedRef, Result, WeightFormat};
 
 use super::driver::{Context, Event, Launch, Memory, Pinned, Stream};
 use super::kernels::Kernels;
-use super::weight::{CudaWeight, RECORD_COLUMNS, ROW_BLOCK, WeightArg, WeightLayout};
+use super::weight::{CudaWeight, Piece, RECORD_COLUMNS, ROW_BLOCK, RecordFormat, WeightArg, WeightLayout};
 
 /// Bytes of stored data that are on their way at a time.
 const PIECE: usize = 32 << 20;
@@ -27,6 +28,17 @@ struct PackArg {
     rows: i32,
     row: i32,
     kind: i32,
+    unused: i32,
+}
+
+/// `Fill` of `pack.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FillArg {
+    to: WeightArg,
+    seed: u64,
+    records: i64,
+    scale: f32,
     unused: i32,
 }
 
@@ -62,25 +74,62 @@ impl Loader {
     pub(super) fn prepare(&self, kernels: &Kernels, parts: &[PackedRef<'_>]) -> Result<CudaWeight> {
         let (first, rows) = check(parts)?;
         let activations = ActivationPrecision::common(parts)?;
-        let format = common_format(parts, first.format());
-        let Some(format) = format else { return self.prepare_mixed(kernels, parts) };
-        let layout = WeightLayout::new(format, rows, first.cols());
-        let memory = Memory::new(&self.context, "weights", layout.bytes())?;
+        let stack: Vec<_> = parts.iter().map(|p| (p.format(), p.rows())).collect();
+        let Some(groups) = arrange(&stack) else { return self.prepare_mixed(kernels, parts) };
+        let (pieces, bytes) = place(&groups, first.cols());
+        let memory = Memory::new(&self.context, "weights", bytes)?;
+        self.with_state(|state| {
+            state.stream.fill(memory.address, 0, memory.bytes)?;
+            for (group, piece) in groups.iter().zip(&pieces) {
+                let address = memory.address + piece.at as u64;
+                let members: Vec<_> = group.members.iter().map(|&i| parts[i]).collect();
+                let mut row = 0;
+                for part in &members {
+                    state.pack_part(kernels, &piece.layout, address, part, row)?;
+                    row += part.rows();
+                }
+                state.pack_scales(&piece.layout, address, &members)?;
+            }
+            state.stream.synchronize()
+        })?;
+        Ok(CudaWeight::new(memory, pieces, (rows, first.cols()), first.format(), activations))
+    }
+
+    fn with_state<R>(&self, work: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = match &mut *state {
-            Some(state) => state,
-            empty => empty.insert(State::new(&self.context)?),
-        };
         self.context.enter()?;
-        state.stream.fill(memory.address, 0, memory.bytes)?;
-        let mut row = 0;
-        for part in parts {
-            state.pack_part(kernels, &layout, memory.address, part, row)?;
-            row += part.rows();
+        match &mut *state {
+            Some(state) => work(state),
+            empty => work(empty.insert(State::new(&self.context)?)),
         }
-        state.pack_scales(&layout, memory.address, parts)?;
-        state.stream.synchronize()?;
-        Ok(CudaWeight::new(memory, layout, first.format(), activations))
+    }
+
+    /// A weight of random codes whose products with inputs of unit variance have about unit variance.
+    pub(super) fn synthesize(&self, kernels: &Kernels, sms: usize, parts: &[Synthetic]) -> Result<CudaWeight> {
+        let shape = |what, expected: String, got: String| Error::Shape { op: "synthesize", what, expected, got };
+        let first = *parts.first().ok_or_else(|| shape("number of parts", "at least 1".into(), "0".into()))?;
+        for part in parts {
+            part.activations.check(part.format)?;
+            if (part.cols, part.activations) != (first.cols, first.activations) {
+                return Err(shape("a part", format!("{first:?}"), format!("{part:?}")));
+            }
+        }
+        let stack: Vec<_> = parts.iter().map(|p| (p.format, p.rows)).collect();
+        let groups = arrange(&stack).ok_or_else(|| Error::Unsupported {
+            op: "random weights".to_owned(),
+            need: "formats that alternate regularly".to_owned(),
+            have: format!("{stack:?}"),
+        })?;
+        let (pieces, bytes) = place(&groups, first.cols);
+        let memory = Memory::new(&self.context, "random weights", bytes)?;
+        self.with_state(|state| {
+            for piece in &pieces {
+                state.fill_random(kernels, sms, &piece.layout, memory.address + piece.at as u64, first.seed)?;
+            }
+            state.stream.synchronize()
+        })?;
+        let rows = parts.iter().map(|p| p.rows).sum();
+        Ok(CudaWeight::new(memory, pieces, (rows, first.cols), first.format, first.activations))
     }
 
     /// Parts of different formats have no records in common: they are kept as f32 values in two bf16 terms.
@@ -118,13 +167,65 @@ fn check<'a>(parts: &[PackedRef<'a>]) -> Result<(PackedRef<'a>, usize)> {
     Ok((*first, rows))
 }
 
-/// The format whose records hold all parts.
-fn common_format(parts: &[PackedRef<'_>], first: WeightFormat) -> Option<WeightFormat> {
+/// The parts of a stack that have one format, and how their rows lie among the others'.
+struct Group {
+    format: WeightFormat,
+    members: Vec<usize>,
+    rows: usize,
+    first: usize,
+    run: usize,
+    stride: usize,
+}
+
+/// Groups parts by the format of their records; `None` where the rows of a group do not repeat regularly.
+fn arrange(stack: &[(WeightFormat, usize)]) -> Option<Vec<Group>> {
     let of = |f| match f {
         WeightFormat::Fp8Tensor => WeightFormat::Fp8Row,
         f => f,
     };
-    parts.iter().all(|p| of(p.format()) == of(first)).then(|| of(first))
+    let mut groups: Vec<Group> = Vec::new();
+    // Runs of adjacent rows of each group.
+    let mut runs: Vec<Vec<(usize, usize)>> = Vec::new();
+    let mut row = 0;
+    for (i, &(format, rows)) in stack.iter().enumerate() {
+        let format = of(format);
+        let at = groups.iter().position(|g| g.format == format).unwrap_or_else(|| {
+            groups.push(Group { format, members: Vec::new(), rows: 0, first: row, run: 0, stride: 0 });
+            runs.push(Vec::new());
+            groups.len() - 1
+        });
+        groups[at].members.push(i);
+        groups[at].rows += rows;
+        match runs[at].last_mut() {
+            Some((start, len)) if *start + *len == row => *len += rows,
+            _ => runs[at].push((row, rows)),
+        }
+        row += rows;
+    }
+    for (group, runs) in groups.iter_mut().zip(&runs) {
+        group.run = runs.first()?.1;
+        group.stride = runs.get(1).map_or(group.run, |second| second.0 - runs[0].0);
+        let regular = runs.iter().enumerate().all(|(i, r)| *r == (group.first + i * group.stride, group.run));
+        if !regular {
+            return None;
+        }
+    }
+    Some(groups)
+}
+
+/// Where the groups lie in the memory of a weight, and its bytes.
+fn place(groups: &[Group], cols: usize) -> (Vec<Piece>, usize) {
+    let mut at = 0;
+    let pieces = groups
+        .iter()
+        .map(|g| {
+            let layout = WeightLayout::new(g.format, g.rows, cols);
+            let piece = Piece { layout, at, first: g.first, run: g.run, stride: g.stride };
+            at = at.saturating_add(layout.bytes()).next_multiple_of(256);
+            piece
+        })
+        .collect();
+    (pieces, at)
 }
 
 /// The planes of a part, with the bytes of a row in each.
@@ -269,6 +370,49 @@ impl State {
         Ok(())
     }
 
+    /// Random codes with scales for inputs and results of unit variance.
+    fn fill_random(
+        &mut self,
+        kernels: &Kernels,
+        sms: usize,
+        layout: &WeightLayout,
+        address: u64,
+        seed: u64,
+    ) -> Result<()> {
+        let unit = 1.0 / (layout.cols.max(1) as f32).sqrt();
+        let uniform = 3f32.sqrt() * unit;
+        // Deviations of uniform codes: E2M1 about 2.9, E4M3 without the upper half of its exponents about 0.6.
+        let (scale, row_scale) = match layout.format {
+            RecordFormat::Bf16 => (uniform, 1.0),
+            RecordFormat::Fp8 => (0.0, unit / 0.6),
+            RecordFormat::Nvfp4 => (0.0, unit / 2.9),
+            RecordFormat::Q4 => (uniform / 8.0, 1.0),
+            RecordFormat::Q5 => (uniform / 16.0, 1.0),
+            RecordFormat::Q6 => (uniform / 32.0, 1.0),
+            RecordFormat::W8 => (uniform / 128.0, 1.0),
+        };
+        let arguments = FillArg {
+            to: WeightArg::new(layout, address),
+            seed,
+            records: (layout.row_blocks() * layout.blocks()) as i64,
+            scale,
+            unused: 0,
+        };
+        let function = kernels.get("pack", "fill_records", 0)?;
+        let how = Launch { grid: [8 * sms.max(1) as u32, 1, 1], block: 256, shared: 0 };
+        // SAFETY: the struct is the kernel's parameter, and the memory holds that many records.
+        unsafe { self.stream.launch(&function, &how, &arguments)? };
+        if layout.row_scales {
+            let scales = vec![row_scale; layout.row_blocks() * ROW_BLOCK];
+            self.copy(address + layout.row_scale_at() as u64, bytemuck::cast_slice(&scales))?;
+        }
+        if layout.block_scales {
+            let scales = vec![row_scale; layout.block_scale_count()];
+            self.copy(address + layout.block_scale_at() as u64, bytemuck::cast_slice(&scales))?;
+        }
+        Ok(())
+    }
+
     /// Row and block scales of all parts.
     fn pack_scales(&mut self, layout: &WeightLayout, address: u64, parts: &[PackedRef<'_>]) -> Result<()> {
         let rows = layout.row_blocks() * ROW_BLOCK;
@@ -318,5 +462,26 @@ impl State {
             stream.record(&stage.used)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ninfer_core::format::GroupFormat;
+
+    use super::*;
+
+    #[test]
+    fn formats_that_alternate_become_two_pieces() {
+        let (q4, q5) = (WeightFormat::Group(GroupFormat::Q4), WeightFormat::Group(GroupFormat::Q5));
+        let groups = arrange(&[(q4, 8), (q5, 4), (q4, 8), (q5, 4)]).unwrap();
+        let seen: Vec<_> = groups.iter().map(|g| (g.format, g.rows, g.first, g.run, g.stride)).collect();
+        assert_eq!(seen, [(q4, 16, 0, 8, 12), (q5, 8, 8, 4, 12)]);
+        let (pieces, bytes) = place(&groups, 128);
+        assert_eq!(pieces[1].at % 256, 0);
+        assert!(bytes >= 2 * 544 + 2 * 672);
+        assert!(arrange(&[(q4, 8), (q5, 4), (q4, 7), (q5, 4)]).is_none());
+        let tensor = arrange(&[(WeightFormat::Fp8Tensor, 8), (WeightFormat::Fp8Row, 8)]).unwrap();
+        assert_eq!((tensor.len(), tensor[0].rows, tensor[0].run), (1, 16, 16));
     }
 }

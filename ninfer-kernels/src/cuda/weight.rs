@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ninfer_core::WeightFormat;
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::format::{ActivationPrecision, FP8_BLOCK, GroupFormat};
+use ninfer_core::{Error, Result, WeightFormat};
 
 use super::driver::Memory;
 
@@ -117,13 +117,26 @@ impl WeightLayout {
     }
 }
 
+/// Rows of a stack that have one format: `run` adjacent ones, then the next `run` after a stride, from row `first` on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) layout: WeightLayout,
+    /// Offset of its records in the memory of the weight.
+    pub(super) at: usize,
+    pub(super) first: usize,
+    pub(super) run: usize,
+    pub(super) stride: usize,
+}
+
 /// A matrix, or several of equal width stacked by rows, in device memory; clones share it.
 #[derive(Clone)]
 pub struct CudaWeight(Arc<Inner>);
 
 struct Inner {
     memory: Memory,
-    layout: WeightLayout,
+    pieces: Vec<Piece>,
+    rows: usize,
+    cols: usize,
     format: WeightFormat,
     activations: ActivationPrecision,
 }
@@ -131,30 +144,46 @@ struct Inner {
 impl CudaWeight {
     pub(super) fn new(
         memory: Memory,
-        layout: WeightLayout,
+        pieces: Vec<Piece>,
+        (rows, cols): (usize, usize),
         format: WeightFormat,
         activations: ActivationPrecision,
     ) -> Self {
-        Self(Arc::new(Inner { memory, layout, format, activations }))
+        Self(Arc::new(Inner { memory, pieces, rows, cols, format, activations }))
     }
 
-    pub(super) fn layout(&self) -> &WeightLayout {
-        &self.0.layout
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.0.pieces
     }
 
-    /// The weight as kernels see it.
-    pub(super) fn argument(&self) -> WeightArg {
-        WeightArg::new(&self.0.layout, self.0.memory.address)
+    /// A piece as kernels see it.
+    pub(super) fn argument_of(&self, piece: &Piece) -> WeightArg {
+        WeightArg::new(&piece.layout, self.0.memory.address + piece.at as u64)
+    }
+
+    /// The weight as kernels see it that take only matrices of one format.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a stack of several formats.
+    pub(super) fn argument(&self, op: &'static str) -> Result<WeightArg> {
+        match self.0.pieces.as_slice() {
+            [one] => Ok(self.argument_of(one)),
+            pieces => Err(Error::Unsupported {
+                op: op.to_owned(),
+                need: "a matrix of one format".to_owned(),
+                have: format!("a stack of {} formats", pieces.len()),
+            }),
+        }
     }
 }
 
 impl DeviceWeight for CudaWeight {
     fn rows(&self) -> usize {
-        self.0.layout.rows
+        self.0.rows
     }
 
     fn cols(&self) -> usize {
-        self.0.layout.cols
+        self.0.cols
     }
 
     fn format(&self) -> WeightFormat {

@@ -177,7 +177,9 @@ impl Case {
     /// Results of the rows of a segment.
     fn of<'a>(&self, values: &'a [f32], s: &Segment) -> &'a [f32] {
         let columns = self.content.sizes.query_columns();
-        &values[s.row as usize * columns..][..s.len as usize * columns]
+        // A segment without rows may name any row.
+        let first = if s.len == 0 { 0 } else { s.row as usize };
+        &values[first * columns..][..s.len as usize * columns]
     }
 
     fn check(&self) -> Vec<f32> {

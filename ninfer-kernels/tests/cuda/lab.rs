@@ -173,8 +173,10 @@ pub struct Tolerance {
 
 /// Products with 16-bit activations: the result is rounded to bf16 (2^-9), and so may be an input that is normed first.
 pub const PRODUCT: Tolerance = Tolerance { l2: 1.0 / 256.0, absolute: 1.0 / 256.0, relative: 2.0 / 256.0 };
-/// Norms: one rounding to bf16.
-pub const NORM: Tolerance = Tolerance { l2: 1.85e-3, absolute: 1e-5, relative: 3.4e-3 };
+/// SwiGLU: both factors carry the rounding of the normed input, and the result is rounded.
+pub const SWIGLU: Tolerance = Tolerance { l2: 5e-3, absolute: 5e-3, relative: 2.0 / 256.0 };
+/// Norms: one rounding to bf16, half a unit in the last place of which is up to 2^-8 of the value.
+pub const NORM: Tolerance = Tolerance { l2: 1.85e-3, absolute: 1e-5, relative: 1.0 / 256.0 };
 /// Expert blocks: three roundings to bf16 in a row.
 pub const EXPERTS: Tolerance = Tolerance { l2: 1.2e-2, absolute: 4e-3, relative: 1e-2 };
 
@@ -197,7 +199,9 @@ pub fn near(what: &str, got: &[f32], expected: &[f32], tolerance: Tolerance) {
         );
     }
     let l2 = (error / f64::max(size, 1e-30)).sqrt();
-    assert!(l2 <= tolerance.l2, "{what}: relative L2 error {l2:.2e}, {tolerance:?}");
+    // The limit is that of many elements; a few of them scatter by one over the root of their number.
+    let limit = tolerance.l2 * (1.0 + 4.0 / (got.len() as f64).sqrt());
+    assert!(l2 <= limit, "{what}: relative L2 error {l2:.2e} of {} elements, {tolerance:?}", got.len());
 }
 
 /// Equal bits.

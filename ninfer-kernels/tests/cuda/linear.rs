@@ -1,12 +1,11 @@
 //! Projections in every weight format.
 
-use half::bf16;
 use ninfer_core::WeightFormat;
 use ninfer_core::format::ActivationPrecision;
 use ninfer_core::ops::{LinearOps, Norm, Project, ProjectAdd, Swiglu};
 use ninfer_core::segment::{Profile, Segment};
 
-use super::lab::{PRODUCT, Side, exact, gpu, near, same};
+use super::lab::{PRODUCT, SWIGLU, Side, exact, gpu, near, same};
 use super::rng::Rng;
 use super::stored::{FORMATS, Stored};
 
@@ -145,7 +144,7 @@ fn swiglu_with_aligned_and_odd_halves() {
             let x = exact(rng.values(rows * k, 1.0));
             let expected = swiglu(&mut Side::cpu(), &[&gate, &up], k, rows, &x);
             let got = swiglu(&mut Side::new(gpu.clone()), &[&gate, &up], k, rows, &x);
-            near(&format!("swiglu {} [{width}, {k}], {rows} rows", format.0), &got, &expected, PRODUCT);
+            near(&format!("swiglu {} [{width}, {k}], {rows} rows", format.0), &got, &expected, SWIGLU);
         }
     }
 }
@@ -209,5 +208,4 @@ fn a_broken_row_breaks_no_other() {
         same("row", &got[0][row * 40..(row + 1) * 40], &clean[0][row * 40..(row + 1) * 40]);
     }
     assert!(got[0][4 * 40..5 * 40].iter().any(|y| y.is_nan()));
-    assert_eq!(bf16::from_f32(f32::NAN).is_nan(), true);
 }

@@ -4,7 +4,7 @@ use ninfer_core::ops::{Experts, MoeOps, Norm, Route};
 use ninfer_core::segment::Profile;
 use ninfer_core::{DType, WeightFormat};
 
-use super::lab::{EXPERTS, NORM, Side, exact, gpu, near, same};
+use super::lab::{EXPERTS, Side, exact, gpu, near, same};
 use super::rng::Rng;
 use super::stored::{FORMATS, Stored};
 
@@ -150,7 +150,6 @@ fn blocks_in_every_format_are_the_cpu_operation() {
             }
         }
     }
-    let _ = NORM;
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Bringing weights to a device, one matrix at a time.
 
-use ninfer_core::backend::{DeviceWeight, InferenceBackend};
+use ninfer_core::backend::{DeviceWeight, InferenceBackend, Synthetic};
 use ninfer_core::ops::{GdnParams, Norm};
 use ninfer_core::view::View;
 use ninfer_core::{DType, Error as CoreError};
@@ -44,6 +44,19 @@ pub trait WeightSource {
     /// # Errors
     /// An [`Error`] naming the tensor.
     fn experts(&self, layer: LayerRef, part: ExpertPart) -> Result<Vec<PackedMatrix>>;
+
+    /// For a source of random values: the runs of rows of a matrix, which a backend that can makes by itself. Empty for
+    /// every other source.
+    fn synthetic(&self, layer: LayerRef, role: TensorRole) -> Vec<Synthetic> {
+        let _ = (layer, role);
+        Vec::new()
+    }
+
+    /// As [`WeightSource::synthetic`], for the experts of a layer.
+    fn synthetic_experts(&self, layer: LayerRef, part: ExpertPart) -> Vec<Synthetic> {
+        let _ = (layer, part);
+        Vec::new()
+    }
 
     /// A small parameter vector in f32.
     ///
@@ -166,6 +179,27 @@ impl<B: InferenceBackend> Loader<'_, B> {
     fn prepare(&mut self, parts: &[PackedMatrix], what: &'static str, rows: usize, cols: usize) -> Result<B::Weight> {
         let refs: Vec<_> = parts.iter().map(PackedMatrix::as_ref).collect();
         let weight = self.backend.prepare(&refs)?;
+        self.checked(weight, what, rows, cols)
+    }
+
+    /// A weight of random values made on the device; `None` if the source or the backend has none.
+    fn synthesize(
+        &mut self,
+        parts: &[Synthetic],
+        what: &'static str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<B::Weight>> {
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        match self.backend.synthesize(parts)? {
+            Some(weight) => self.checked(weight, what, rows, cols).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn checked(&mut self, weight: B::Weight, what: &'static str, rows: usize, cols: usize) -> Result<B::Weight> {
         if (weight.rows(), weight.cols()) != (rows, cols) {
             return Err(Error::Core(CoreError::Shape {
                 op: "load",
@@ -179,6 +213,9 @@ impl<B: InferenceBackend> Loader<'_, B> {
     }
 
     fn matrix(&mut self, layer: LayerRef, role: TensorRole, rows: usize, cols: usize) -> Result<B::Weight> {
+        if let Some(weight) = self.synthesize(&self.source.synthetic(layer, role), "matrix", rows, cols)? {
+            return Ok(weight);
+        }
         let stack = self.source.stack(layer, role)?;
         self.prepare(&stack, "matrix", rows, cols)
     }
@@ -191,6 +228,15 @@ impl<B: InferenceBackend> Loader<'_, B> {
         rows: usize,
         cols: usize,
     ) -> Result<Vec<(usize, B::Weight)>> {
+        let (mut first, mut made) = (0, Vec::new());
+        for part in self.source.synthetic(layer, role) {
+            let Some(weight) = self.synthesize(&[part], "matrix", part.rows, cols)? else { break };
+            made.push((first, weight));
+            first += part.rows;
+        }
+        if !made.is_empty() {
+            return Ok(made);
+        }
         let stack = self.source.stack(layer, role)?;
         let found = stack.iter().map(PackedMatrix::rows).sum::<usize>();
         if found != rows {
@@ -211,9 +257,25 @@ impl<B: InferenceBackend> Loader<'_, B> {
     }
 
     fn pair(&mut self, layer: LayerRef, roles: [TensorRole; 2], rows: usize, cols: usize) -> Result<B::Weight> {
+        let random = roles.map(|role| self.source.synthetic(layer, role)).concat();
+        if let Some(weight) = self.synthesize(&random, "gate and up", 2 * rows, cols)? {
+            return Ok(weight);
+        }
         let mut parts = self.source.stack(layer, roles[0])?;
         parts.extend(self.source.stack(layer, roles[1])?);
         self.prepare(&parts, "gate and up", 2 * rows, cols)
+    }
+
+    fn experts(&mut self, layer: LayerRef, part: ExpertPart, rows: usize, cols: usize) -> Result<B::Weight> {
+        let what = match part {
+            ExpertPart::GateUp => "expert gate and up",
+            ExpertPart::Down => "expert down",
+        };
+        if let Some(weight) = self.synthesize(&self.source.synthetic_experts(layer, part), what, rows, cols)? {
+            return Ok(weight);
+        }
+        let stack = self.source.experts(layer, part)?;
+        self.prepare(&stack, what, rows, cols)
     }
 
     fn vector(&mut self, layer: LayerRef, role: VectorRole, rows: usize, cols: usize) -> Result<View<B>> {
@@ -294,14 +356,13 @@ impl<B: InferenceBackend> Loader<'_, B> {
                 down: self.matrix(layer, TensorRole::MlpDown, h, intermediate)?,
             }),
             Ffn::Moe { experts, width, shared_width, renormalise, .. } => {
-                let gate_up = self.source.experts(layer, ExpertPart::GateUp)?;
-                let gate_up = self.prepare(&gate_up, "expert gate and up", experts * 2 * width, h)?;
-                let down = self.source.experts(layer, ExpertPart::Down)?;
+                let gate_up = self.experts(layer, ExpertPart::GateUp, experts * 2 * width, h)?;
+                let down = self.experts(layer, ExpertPart::Down, experts * h, width)?;
                 Ok(FfnWeights::Moe {
                     router: self.matrix(layer, TensorRole::Router, experts, h)?,
                     shared_gate: self.matrix(layer, TensorRole::SharedExpertGate, 1, h)?,
                     gate_up,
-                    down: self.prepare(&down, "expert down", experts * h, width)?,
+                    down,
                     shared_gate_up: self.pair(
                         layer,
                         [TensorRole::SharedGate, TensorRole::SharedUp],

@@ -1,7 +1,10 @@
 //! Weights of a true shape made from a seed, for benchmarks and tests.
 
 use ninfer_core::WeightFormat;
-use ninfer_quant::{PackedMatrix, TensorRole, encode};
+use ninfer_core::backend::Synthetic;
+use ninfer_core::format::ActivationPrecision;
+use ninfer_core::shape::Part;
+use ninfer_quant::{PackedMatrix, Recipe, RowPart, Site, TensorRole, encode};
 
 use super::load::WeightSource;
 use crate::Result;
@@ -11,12 +14,14 @@ use crate::weights::{ExpertPart, LayerRef, VectorRole};
 /// Random weights for any configuration.
 ///
 /// Every value is a pure function of seed, tensor and index, small enough that activations stay finite. Projections of
-/// the body have the chosen format; embedding, head, router, gates and the MTP block are BF16. The text such a model
-/// writes means nothing; its speed and memory do.
+/// the body have the chosen format; embedding, head, router, gates and the MTP block are BF16. With a recipe, all matrices
+/// have the formats that the recipe gives a BF16 model. The text such a model writes means nothing; its speed and memory
+/// do. A backend that can makes the values by itself, where they are needed.
 #[derive(Clone, Debug)]
 pub struct SyntheticWeights {
     config: Config,
     format: WeightFormat,
+    recipe: Option<Recipe>,
     seed: u64,
 }
 
@@ -24,15 +29,70 @@ impl SyntheticWeights {
     /// Weights for a configuration.
     #[must_use]
     pub fn new(config: Config, format: WeightFormat, seed: u64) -> Self {
-        Self { config, format, seed }
+        Self { config, format, recipe: None, seed }
     }
 
-    fn matrix_of(&self, key: u64, role: TensorRole, mtp: bool, rows: usize, cols: usize) -> Result<PackedMatrix> {
-        let format = if role.is_body_projection() && !mtp { self.format } else { WeightFormat::Bf16 };
+    /// Weights in the formats that a recipe gives a model stored in BF16.
+    #[must_use]
+    pub fn with_recipe(config: Config, recipe: Recipe, seed: u64) -> Self {
+        Self { config, format: WeightFormat::Bf16, recipe: Some(recipe), seed }
+    }
+
+    /// Format and activation precision of some rows of a matrix.
+    fn kind(&self, layer: LayerRef, role: TensorRole, rows: RowPart) -> (WeightFormat, ActivationPrecision) {
+        let stored = WeightFormat::Bf16;
+        let Some(recipe) = &self.recipe else {
+            let body = role.is_body_projection() && layer != LayerRef::Mtp;
+            return (if body { self.format } else { stored }, ActivationPrecision::Native);
+        };
+        let place = match layer {
+            LayerRef::Main(i) => Part::Layer(i),
+            LayerRef::Mtp => Part::Mtp,
+            LayerRef::Root if role == TensorRole::Head => Part::Head,
+            LayerRef::Root => Part::Embedding,
+        };
+        let has_experts = matches!(self.config.ffn, Ffn::Moe { .. });
+        let target =
+            recipe.target(&Site::new(role, place, self.config.layers.len(), has_experts).with_rows(rows), stored);
+        (target.result(stored), target.activations(stored))
+    }
+
+    /// Runs of rows of a matrix with their formats.
+    fn runs(&self, layer: LayerRef, role: TensorRole) -> Vec<(usize, (WeightFormat, ActivationPrecision))> {
+        let (a, g) = (&self.config.attention, &self.config.gdn);
+        let parts = match role {
+            TensorRole::AttnQ => vec![(RowPart::Query, a.head_dim), (RowPart::Gate, a.head_dim)],
+            TensorRole::GdnQkv => vec![(RowPart::QueryKey, 2 * g.keys()), (RowPart::Value, g.values())],
+            _ => vec![(RowPart::All, self.shape(role).0)],
+        };
+        let (mut rest, mut runs) = (self.shape(role).0, Vec::<(usize, _)>::new());
+        for (part, count) in parts.into_iter().cycle() {
+            let (count, kind) = (count.min(rest), self.kind(layer, role, part));
+            match runs.last_mut() {
+                Some((rows, last)) if *last == kind => *rows += count,
+                _ => runs.push((count, kind)),
+            }
+            rest -= count;
+            if rest == 0 || count == 0 {
+                break;
+            }
+        }
+        runs
+    }
+
+    fn matrix_of(
+        &self,
+        key: u64,
+        role: TensorRole,
+        (format, activations): (WeightFormat, ActivationPrecision),
+        rows: usize,
+        cols: usize,
+    ) -> Result<PackedMatrix> {
         // Uniform in ±√(3/cols), so that a product with unit-variance inputs has unit variance.
         let scale = (3.0 / cols as f32).sqrt();
         let values: Vec<f32> = Uniform::new(self.seed, key).take(rows * cols).map(|x| x * scale).collect();
         encode(format, rows, cols, &values)
+            .and_then(|m| m.with_activations(activations))
             .map_err(|source| crate::Error::Quant { module: format!("{role:?}"), source })
     }
 
@@ -65,6 +125,14 @@ impl SyntheticWeights {
     }
 }
 
+/// The matrices of an expert, in the order in which they are stacked.
+fn expert_roles(part: ExpertPart) -> &'static [TensorRole] {
+    match part {
+        ExpertPart::GateUp => &[TensorRole::ExpertGate, TensorRole::ExpertUp],
+        ExpertPart::Down => &[TensorRole::ExpertDown],
+    }
+}
+
 /// A number that differs for every tensor.
 fn key(layer: LayerRef, kind: u64, index: usize) -> u64 {
     let layer = match layer {
@@ -90,21 +158,41 @@ impl WeightSource for SyntheticWeights {
 
     fn matrix(&self, layer: LayerRef, role: TensorRole) -> Result<PackedMatrix> {
         let (rows, cols) = self.shape(role);
-        self.matrix_of(key(layer, 1 + role as u64, 0), role, layer == LayerRef::Mtp, rows, cols)
+        let kind = self.kind(layer, role, RowPart::All);
+        self.matrix_of(key(layer, 1 + role as u64, 0), role, kind, rows, cols)
+    }
+
+    fn stack(&self, layer: LayerRef, role: TensorRole) -> Result<Vec<PackedMatrix>> {
+        let cols = self.shape(role).1;
+        let runs = self.runs(layer, role).into_iter().enumerate();
+        runs.map(|(i, (rows, kind))| self.matrix_of(key(layer, 1 + role as u64, i), role, kind, rows, cols)).collect()
     }
 
     fn experts(&self, layer: LayerRef, part: ExpertPart) -> Result<Vec<PackedMatrix>> {
         let Ffn::Moe { experts, .. } = self.config.ffn else { return Ok(Vec::new()) };
-        let roles: &[TensorRole] = match part {
-            ExpertPart::GateUp => &[TensorRole::ExpertGate, TensorRole::ExpertUp],
-            ExpertPart::Down => &[TensorRole::ExpertDown],
-        };
-        let each = (0..experts).flat_map(|e| roles.iter().map(move |r| (e, *r)));
+        let each = (0..experts).flat_map(|e| expert_roles(part).iter().map(move |r| (e, *r)));
         each.map(|(e, role)| {
             let (rows, cols) = self.shape(role);
-            self.matrix_of(key(layer, 1 + role as u64, e), role, layer == LayerRef::Mtp, rows, cols)
+            self.matrix_of(key(layer, 1 + role as u64, e), role, self.kind(layer, role, RowPart::All), rows, cols)
         })
         .collect()
+    }
+
+    fn synthetic(&self, layer: LayerRef, role: TensorRole) -> Vec<Synthetic> {
+        let cols = self.shape(role).1;
+        let seed = mix(self.seed ^ key(layer, 1 + role as u64, 0));
+        let runs = self.runs(layer, role).into_iter();
+        runs.map(|(rows, (format, activations))| Synthetic { format, activations, rows, cols, seed }).collect()
+    }
+
+    fn synthetic_experts(&self, layer: LayerRef, part: ExpertPart) -> Vec<Synthetic> {
+        let Ffn::Moe { experts, .. } = self.config.ffn else { return Vec::new() };
+        let each = (0..experts).flat_map(|_| expert_roles(part)).map(|&role| {
+            let ((rows, cols), (format, activations)) = (self.shape(role), self.kind(layer, role, RowPart::All));
+            let seed = mix(self.seed ^ key(layer, 1 + role as u64, 0));
+            Synthetic { format, activations, rows, cols, seed }
+        });
+        each.collect()
     }
 
     fn vector(&self, layer: LayerRef, role: VectorRole) -> Result<Vec<f32>> {
