@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(choose(228, KvFormat::Int8G64, 4, 2), Some((2, 2)));
         assert_eq!(choose(228, KvFormat::Bf16, 1, 3), Some((1, 3)));
         assert_eq!(choose(228, KvFormat::Bf16, 4, 2), Some((2, 1)));
-        assert_eq!(choose(100, KvFormat::Int8G64, 1, 3), Some((1, 2)));
+        assert_eq!(choose(100, KvFormat::Int8G64, 1, 3), Some((2, 1)));
         assert_eq!(choose(100, KvFormat::Int8G64, 4, 2), Some((1, 1)));
         assert_eq!(choose(100, KvFormat::Bf16, 2, 2), Some((1, 1)));
         assert_eq!(choose(100, KvFormat::Bf16, 4, 2), None);
