@@ -5,9 +5,11 @@
 
 mod bench;
 mod random;
+mod shape_config;
 
 pub use bench::{Bench, prompt_chunk, step};
 pub use random::Random;
+pub use shape_config::shape_config;
 
 /// Compiles the example of the project's README.
 #[cfg(doctest)]

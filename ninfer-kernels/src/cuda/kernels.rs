@@ -1,5 +1,6 @@
 //! Shipped kernels: which module of a family is loaded on a device, and the table of functions.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -104,13 +105,15 @@ impl Kernels {
             None => {
                 let image = self.image(family, name)?;
                 let key = (family, image.target);
-                if !loaded.modules.contains_key(&key) {
-                    let label = format!("{family}.{}", image.target);
-                    let text = image.text()?;
-                    let module = Module::load(&self.context, &label, &text)?;
-                    loaded.modules.insert(key, (module, waiting_kernels(&text)));
-                }
-                let (module, waiting) = &loaded.modules[&key];
+                let (module, waiting) = match loaded.modules.entry(key) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(place) => {
+                        let label = format!("{family}.{}", image.target);
+                        let text = image.text()?;
+                        let module = Module::load(&self.context, &label, &text)?;
+                        place.insert((module, waiting_kernels(&text)))
+                    }
+                };
                 let mut function = module.function(name)?;
                 function.overlaps = waiting.contains(name);
                 (function, image.target, 48 << 10)

@@ -203,7 +203,8 @@ fn launch(
         let rows = if whole { target.rows } else { piece.layout.rows };
         let second_row = if target.pair { rows } else { 0 };
         let expert_rows = rows * if target.pair { 2 } else { 1 };
-        any |= second_row % ROW_BLOCK != 0 || (product.groups.is_some() && expert_rows % ROW_BLOCK != 0);
+        any |= !second_row.is_multiple_of(ROW_BLOCK)
+            || (product.groups.is_some() && !expert_rows.is_multiple_of(ROW_BLOCK));
         *part = PartArg {
             weight: target.weight.argument_of(piece),
             out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
@@ -242,8 +243,8 @@ fn launch(
 }
 
 /// Whether tiles of pairs must be of 8 columns, because rows of the experts start anywhere.
-pub(super) fn needs_any(rows: usize, pair: bool) -> bool {
-    rows % ROW_BLOCK != 0 || (pair && (rows * 2) % ROW_BLOCK != 0)
+pub(super) fn needs_any(rows: usize) -> bool {
+    !rows.is_multiple_of(ROW_BLOCK)
 }
 
 /// Products of one input that is normed or quantised first, with matrices of any formats.

@@ -140,7 +140,7 @@ impl MoeOps for Cuda {
             let (t, h, k) = (op.batch.rows, op.hidden.cols(), op.experts.cols());
             let (width, shared) = (op.down.cols(), op.shared_down.cols());
             let (pairs, count) = (t * k, op.down.rows() / h);
-            let any = needs_any(width, true) || needs_any(h, false);
+            let any = needs_any(width) || needs_any(h);
             // Tiles are as wide as the pairs of an expert are likely to be.
             let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count), true) };
             let capacity = tile_capacity(pairs, count, tile);

@@ -5,8 +5,11 @@
 // Modules of a test program reach nobody else.
 #![allow(unreachable_pub)]
 
+#[allow(dead_code)]
 #[path = "../ops/rng.rs"]
 mod rng;
+// The tests of the CPU backend use more of it.
+#[allow(dead_code)]
 #[path = "../ops/stored.rs"]
 mod stored;
 
