@@ -19,6 +19,7 @@ pub mod loader;
 pub mod output;
 pub mod progress;
 pub mod prompt;
+pub mod quality;
 pub mod quantize;
 pub mod recipes;
 pub mod reply;

@@ -34,6 +34,24 @@ impl Table {
     }
 }
 
+impl Table {
+    /// The table in Markdown.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String]| {
+            let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let heads: Vec<String> = self.columns.iter().map(|(head, _)| head.clone()).collect();
+        let rule = |align: &Align| if *align == Align::Right { "---:" } else { "---" };
+        let rule: Vec<&str> = self.columns.iter().map(|(_, align)| rule(align)).collect();
+        let mut out = line(&heads);
+        out.push_str(&format!("|{}|\n", rule.join("|")));
+        self.rows.iter().for_each(|row| out.push_str(&line(row)));
+        out
+    }
+}
+
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let heads: Vec<String> = self.columns.iter().map(|(head, _)| head.clone()).collect();
@@ -83,6 +101,7 @@ mod tests {
         table.row(["é".to_owned(), "1,000".to_owned()]);
         table.row(["longer".to_owned()]);
         assert_eq!(table.to_string(), "name        n\n------  -----\né       1,000\nlonger\n");
+        assert_eq!(table.markdown(), "| name | n |\n|---|---:|\n| é | 1,000 |\n| longer |  |\n");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use ninfer_examples::loader::load;
 use ninfer_examples::progress::Progress;
 use ninfer_examples::recipes::Recipes;
 use ninfer_examples::table::{Align, Table, grouped};
-use ninfer_examples::{Result, arguments, corpus, failure, output, shipped};
+use ninfer_examples::{Result, arguments, corpus, failure, output, quality, shipped};
 use ninfer_models::text::Tokenizer;
 use ninfer_models::weights::WeightTable;
 use serde_json::{Map, Value, json};
@@ -29,6 +29,8 @@ Examples:
       What NVFP4 costs: divergence from, and agreement with, the weights as stored.
   perplexity --weights nvfp4,bridge-fp8 --reference nvfp4 --json
       What the conversion of NVFP4 to FP8 adds.
+  perplexity --table > quality.md
+      Every recipe: bytes, perplexity, distance to the weights as stored, acceptance of MTP drafts; a Markdown table.
   perplexity --model ~/models/Qwen3.5-4B --text book.txt --window 4096 --max-tokens 65536
       Another checkpoint, another text, longer windows.
   perplexity --token-ids ids.json --per-token --json
@@ -65,6 +67,9 @@ struct Arguments {
     /// Compare with the same model under another recipe: divergence and agreement of the most likely token
     #[arg(long, value_name = "RECIPE")]
     reference: Option<Recipes>,
+    /// Measure every recipe against the weights as stored, and print a Markdown table
+    #[arg(long, conflicts_with_all = ["weights", "reference", "per_token"])]
+    table: bool,
     /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
@@ -109,6 +114,9 @@ fn measure<B: InferenceBackend>(backend: &B, arguments: &Arguments) -> Result<()
         return Err(failure::Failure::usage(message, format!("give at most {limit}")));
     }
     let tokens = tokens(arguments, &dir, &table)?;
+    if arguments.table {
+        return compare(backend, arguments, &table, &tokens, progress);
+    }
 
     let model = load(backend, &table, &arguments.weights, false, progress)?;
     let reference = arguments.reference.as_ref().map(|r| load(backend, &table, r, false, progress)).transpose()?;
@@ -121,6 +129,32 @@ fn measure<B: InferenceBackend>(backend: &B, arguments: &Arguments) -> Result<()
         return output::write_json(&json(arguments, &tokens, &verdict, model.weight_bytes()));
     }
     output::write(&report(arguments, &tokens, &verdict, model.weight_bytes()))
+}
+
+/// Every recipe beside the weights as stored.
+fn compare<B: InferenceBackend>(
+    backend: &B,
+    arguments: &Arguments,
+    table: &WeightTable,
+    tokens: &[u32],
+    progress: Progress,
+) -> Result<()> {
+    let all = quality::recipes(table);
+    let bar = progress.bar("measuring", (all.len() * tokens.len()) as u64, "tokens");
+    let mut rows = Vec::new();
+    for (i, recipes) in all.iter().enumerate() {
+        bar.set_message(recipes.to_string());
+        let first = i * tokens.len();
+        let row = quality::measure(backend, table, recipes, tokens, arguments.window, &mut |done| {
+            bar.set_position((first + done) as u64);
+        })?;
+        rows.push(row);
+    }
+    bar.finish_and_clear();
+    if arguments.json {
+        return output::write_json(&json!({ "tokens": tokens.len(), "window": arguments.window, "recipes": rows }));
+    }
+    output::write(&quality::table(&rows).markdown())
 }
 
 fn tokens(arguments: &Arguments, dir: &std::path::Path, table: &WeightTable) -> Result<Vec<u32>> {

@@ -127,17 +127,17 @@ fn forecast(planned: &Planned<'_>) -> Result<String> {
         ("matrices", Align::Right),
         ("weights", Align::Right),
     ]);
-    let mut rows: Vec<(&str, &str, u64, u64)> = Vec::new();
+    let mut rows: Vec<(&str, String, u64, u64)> = Vec::new();
     for (place, outcome) in planned.plan().matrices() {
-        let (from, to) = (place.stored.name(), outcome.kind.name());
+        let (from, to) = (place.stored.name(), outcome.formats());
         let weights = (place.rows as u64).saturating_mul(place.cols as u64);
-        match rows.iter_mut().find(|row| (row.0, row.1) == (from, to)) {
+        match rows.iter_mut().find(|row| (row.0, &row.1) == (from, &to)) {
             Some(row) => (row.2, row.3) = (row.2 + 1, row.3.saturating_add(weights)),
             None => rows.push((from, to, 1, weights)),
         }
     }
     for (from, to, count, weights) in rows {
-        formats.row([from.to_owned(), to.to_owned(), grouped(count), grouped(weights)]);
+        formats.row([from.to_owned(), to, grouped(count), grouped(weights)]);
     }
     let mut files = Table::new(&[("file", Align::Left), ("bytes", Align::Right)]);
     for (name, bytes) in planned.files()? {

@@ -1,8 +1,10 @@
 //! `quantization_config`: how the weights are stored, in the words of the library whose convention they follow.
 
+use ninfer_core::format::ActivationPrecision;
 use ninfer_models::weights::WeightTable;
 use ninfer_quant::TensorRole;
 use ninfer_quant::checkpoint::StoredKind;
+use ninfer_quant::writer::BlockScaleName;
 use serde_json::{Map, Value, json};
 
 use super::names::patterns;
@@ -11,6 +13,9 @@ use crate::recipes::Recipes;
 
 /// The key in `config.json`.
 pub(super) const KEY: &str = "quantization_config";
+
+/// Name of the precision of inputs that are not quantised.
+const NATIVE: &str = ActivationPrecision::Native.name();
 
 /// Which convention a file follows as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,13 +84,13 @@ impl Class {
 }
 
 pub(super) fn quantization_config(table: &WeightTable, plan: &Plan, recipes: &Recipes) -> Option<Value> {
-    let classes: Vec<Class> = plan.matrices().map(|(_, outcome)| class(outcome.kind)).collect();
+    let classes: Vec<Class> = plan.modules().map(|(_, _, piece)| class(piece.kind)).collect();
     let quantised = |c: &&Class| **c != Class::Plain;
     if plan.is_copy() || !classes.iter().any(|c| quantised(&c)) {
         return None;
     }
     let all = |ok: fn(&Class) -> bool| classes.iter().filter(quantised).all(ok);
-    let convention = if all(|c| *c == Class::Fp8Block) {
+    let convention = if plan.blocks == BlockScaleName::WeightScaleInv {
         Convention::Fp8
     } else if all(|c| c.compressed_tensors().is_some()) {
         Convention::CompressedTensors
@@ -101,7 +106,7 @@ pub(super) fn quantization_config(table: &WeightTable, plan: &Plan, recipes: &Re
 
 /// Whether the MTP block has no quantised matrix. None at all counts as well.
 fn mtp_is_plain(plan: &Plan) -> bool {
-    plan.matrices().filter(|(place, _)| place.layer.is_mtp()).all(|(_, o)| class(o.kind) == Class::Plain)
+    plan.modules().filter(|(place, ..)| place.layer.is_mtp()).all(|(_, _, piece)| class(piece.kind) == Class::Plain)
 }
 
 /// What the vision tower's tensors start with, if there is one.
@@ -117,9 +122,9 @@ fn vision(table: &WeightTable) -> Option<&'static str> {
 fn fp8(table: &WeightTable, plan: &Plan) -> Value {
     let folded = mtp_is_plain(plan);
     let mut names: Vec<String> = Vec::new();
-    for (place, outcome) in plan.matrices() {
-        if class(outcome.kind) == Class::Plain && !(folded && place.layer.is_mtp()) {
-            names.push(place.name.clone());
+    for (place, name, piece) in plan.modules() {
+        if class(piece.kind) == Class::Plain && !(folded && place.layer.is_mtp()) {
+            names.push(name);
         }
     }
     if table.shares_head() {
@@ -140,13 +145,13 @@ fn fp8(table: &WeightTable, plan: &Plan) -> Value {
 
 fn compressed_tensors(table: &WeightTable, plan: &Plan) -> Value {
     let folded = mtp_is_plain(plan);
-    let modules = plan.matrices().filter(|(place, outcome)| {
-        let plain = class(outcome.kind) == Class::Plain;
+    let modules = plan.modules().filter(|(place, _, piece)| {
+        let plain = class(piece.kind) == Class::Plain;
         // An embedding is no linear layer; it is named only where it is quantised.
         !(plain && (place.role == TensorRole::Embedding || (folded && place.layer.is_mtp())))
     });
-    let mut classes = patterns(modules.map(|(place, outcome)| (place.name.clone(), class(outcome.kind))));
-    let mut ignore = classes.remove(&Class::Plain).unwrap_or_default();
+    let mut classes = patterns(modules.map(|(_, name, piece)| (name, (class(piece.kind), piece.activations.name()))));
+    let mut ignore = classes.remove(&(Class::Plain, NATIVE)).unwrap_or_default();
     if table.shares_head() {
         ignore.push("re:.*lm_head$".to_owned());
     }
@@ -155,13 +160,16 @@ fn compressed_tensors(table: &WeightTable, plan: &Plan) -> Value {
     }
     ignore.extend(vision(table).map(|stem| format!("re:.*{}.*", stem.replace('.', r"\."))));
     let (mut groups, mut formats) = (Map::new(), Vec::new());
-    for (class, targets) in classes {
+    for ((class, activations), targets) in classes {
+        let inputs = (activations != NATIVE).then(
+            || json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": "token", "dynamic": true }),
+        );
         let Some((format, weights)) = class.compressed_tensors() else { continue };
         formats.push(format);
         let group = json!({
             "targets": targets,
             "weights": weights,
-            "input_activations": null,
+            "input_activations": inputs,
             "output_activations": null,
             "format": format,
         });
@@ -190,7 +198,7 @@ fn kv_cache_scheme(table: &WeightTable) -> Value {
 }
 
 fn own(plan: &Plan, recipes: &Recipes) -> Value {
-    let classes = patterns(plan.matrices().map(|(place, outcome)| (place.name.clone(), class(outcome.kind))));
+    let classes = patterns(plan.modules().map(|(_, name, piece)| (name, class(piece.kind))));
     let modules: Map<String, Value> =
         classes.into_iter().map(|(class, patterns)| (class.name().to_owned(), json!(patterns))).collect();
     json!({

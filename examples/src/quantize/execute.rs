@@ -4,7 +4,7 @@ use ninfer_models::Error;
 use ninfer_models::checkpoint::CheckpointWriter;
 use ninfer_models::weights::{EntryRole, LayerRef, MatrixPlace, WeightTable};
 use ninfer_quant::checkpoint::{DecodeOptions, StoredTensor, decode};
-use ninfer_quant::{ErrorReport, ErrorSums, PackedMatrix, TensorRole, writer};
+use ninfer_quant::{ErrorReport, ErrorSums, PackedMatrix, PackedParts, TensorRole, writer};
 use rayon::prelude::*;
 
 use super::plan::{Action, Outcome, Plan};
@@ -41,7 +41,7 @@ pub struct Converted {
     /// How it was stored.
     pub from: &'static str,
     /// How it is stored now.
-    pub to: &'static str,
+    pub to: String,
     /// Bytes before.
     pub input_bytes: u64,
     /// Bytes now.
@@ -60,7 +60,8 @@ impl Converted {
 
 /// A matrix in its new format, and its distance to the old one if it was changed.
 struct Encoded {
-    matrix: PackedMatrix,
+    /// More than one where its rows have different formats.
+    stack: Vec<PackedMatrix>,
     sums: Option<ErrorSums>,
 }
 
@@ -88,11 +89,11 @@ pub(super) fn execute(
         let results: Vec<Encoded> = batch
             .par_iter()
             .filter_map(place_of)
-            .map(|i| convert(table, recipes, &plan.places[i], plan.outcomes[i]))
+            .map(|i| convert(table, recipes, &plan.places[i], &plan.outcomes[i]))
             .collect::<Result<_>>()?;
         for (action, result) in batch.iter().zip(results) {
             let Some(place) = place_of(action).map(|i| &plan.places[i]) else { continue };
-            write(plan, action, &result.matrix, out)?;
+            write(plan, action, &result.stack, out)?;
             let bytes = stored_bytes(table, place);
             if let Some(sums) = result.sums {
                 converted.push(Converted {
@@ -101,9 +102,9 @@ pub(super) fn execute(
                     name: place.name.clone(),
                     shape: [place.rows, place.cols],
                     from: place.stored.name(),
-                    to: writer::kind(&result.matrix).name(),
+                    to: place_of(action).map_or_else(String::new, |i| plan.outcomes[i].formats()),
                     input_bytes: bytes,
-                    output_bytes: result.matrix.bytes() as u64,
+                    output_bytes: result.stack.iter().map(PackedMatrix::bytes).sum::<usize>() as u64,
                     sums,
                 });
             }
@@ -137,27 +138,39 @@ fn stored_bytes(table: &WeightTable, place: &MatrixPlace) -> u64 {
     }
 }
 
-fn convert(table: &WeightTable, recipes: &Recipes, place: &MatrixPlace, outcome: Outcome) -> Result<Encoded> {
+fn convert(table: &WeightTable, recipes: &Recipes, place: &MatrixPlace, outcome: &Outcome) -> Result<Encoded> {
     let stored = table.read_place(place)?;
     if !outcome.changed {
-        return Ok(Encoded { matrix: stored, sums: None });
+        return Ok(Encoded { stack: vec![stored], sums: None });
     }
     let named = |source| Error::Quant { module: place.name.clone(), source };
-    let matrix = recipes.apply(&stored, &table.site(place.layer, place.role)).map_err(named)?;
+    let (site, parts) = table.site_of(place);
+    let stack = match (outcome.pieces.as_slice(), parts.first()) {
+        ([_], first) => {
+            let site = first.map_or(site, |&(rows, _)| site.with_rows(rows));
+            vec![recipes.apply(&stored, &site).map_err(named)?]
+        }
+        _ => recipes.recipe().convert_stack(stored.clone(), &site, &parts).map_err(named)?,
+    };
     let mut sums = ErrorSums::default();
-    let (mut before, mut after) = (vec![0.0; stored.cols()], vec![0.0; matrix.cols()]);
-    for row in 0..stored.rows() {
+    let (mut before, mut after) = (vec![0.0; stored.cols()], vec![0.0; stored.cols()]);
+    let rows = stack.iter().flat_map(|m| (0..m.rows()).map(move |row| (m, row)));
+    for (row, (m, own_row)) in rows.enumerate() {
         stored.dequantize_row(row, &mut before).map_err(named)?;
-        matrix.dequantize_row(row, &mut after).map_err(named)?;
+        m.dequantize_row(own_row, &mut after).map_err(named)?;
         sums.add(&before, &after).map_err(named)?;
     }
     drop(stored);
-    check_readable(place, &matrix)?;
-    Ok(Encoded { matrix, sums: Some(sums) })
+    stack.iter().try_for_each(|m| check_readable(place, m))?;
+    Ok(Encoded { stack, sums: Some(sums) })
 }
 
 /// Reads what will be written: a matrix that loading would refuse, for example for scales above 1, is refused here.
 fn check_readable(place: &MatrixPlace, m: &PackedMatrix) -> Result<()> {
+    if matches!(m.parts(), PackedParts::Plain { .. }) {
+        // Elements are finite, and nothing else is asked of them; a copy of the largest matrix is not worth that.
+        return Ok(());
+    }
     let named = |source| Error::Quant { module: place.name.clone(), source };
     let written = writer::tensors(m, Default::default()).map_err(named)?;
     let tensors: Vec<StoredTensor<'_>> =
@@ -166,9 +179,12 @@ fn check_readable(place: &MatrixPlace, m: &PackedMatrix) -> Result<()> {
     Ok(())
 }
 
-fn write(plan: &Plan, action: &Action, m: &PackedMatrix, out: &mut CheckpointWriter) -> Result<()> {
+fn write(plan: &Plan, action: &Action, stack: &[PackedMatrix], out: &mut CheckpointWriter) -> Result<()> {
     let unnamed = |source| Error::Quant { module: plan_name(plan, action), source };
-    let tensors = writer::tensors(m, plan.blocks).map_err(unnamed)?;
+    let mut tensors = Vec::new();
+    for m in stack {
+        tensors.extend(writer::tensors(m, plan.blocks).map_err(unnamed)?);
+    }
     match action {
         Action::Matrix { outputs, .. } => {
             for (output, tensor) in outputs.clone().zip(&tensors) {

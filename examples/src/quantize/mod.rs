@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub use self::execute::{Converted, Step};
 pub use self::folder::Staging;
-pub use self::plan::{Outcome, Plan};
+pub use self::plan::{Outcome, Piece, Plan};
 pub use self::summary::Summary;
 use crate::recipes::Recipes;
 use crate::{Failure, Result};
@@ -43,6 +43,10 @@ impl Job {
     /// What the checkpoint reports; [`Failure::Models`] naming a matrix that its new format cannot hold.
     pub fn plan(&self) -> Result<Planned<'_>> {
         let table = WeightTable::open(&self.model)?;
+        if table.container().is_some() {
+            let message = format!("{} is a container", self.model.display());
+            return Err(Failure::usage(message, "give a folder of safetensors files"));
+        }
         let plan = Plan::new(&table, &self.recipes)?;
         Ok(Planned { job: self, table, plan })
     }

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use ninfer_core::format::ActivationPrecision;
 use ninfer_core::{DType, WeightFormat};
 use ninfer_models::Error;
 use ninfer_models::checkpoint::NewTensor;
 use ninfer_models::weights::{LayerRef, MatrixPlace, WeightTable};
+use ninfer_quant::Target;
 use ninfer_quant::checkpoint::{ACTIVATION_SUFFIXES, StoredKind};
 use ninfer_quant::writer::{self, BlockScaleName};
 
@@ -17,13 +19,43 @@ use crate::recipes::Recipes;
 const CACHE_SCALES: [&str; 2] = ["k_scale", "v_scale"];
 
 /// What becomes of one matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// Whether a recipe changes it.
+    /// Whether a recipe changes its codes.
     pub changed: bool,
-    /// How it will be stored.
+    /// How it will be stored: in one piece, or in several from the top where a recipe treats its rows differently.
+    pub pieces: Vec<Piece>,
+}
+
+/// Rows of a matrix that are stored in one format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Piece {
+    /// How many.
+    pub rows: usize,
+    /// How they will be stored.
     pub kind: StoredKind,
+    /// What happens to the inputs of products with them.
+    pub activations: ActivationPrecision,
+}
+
+impl Outcome {
+    /// Names of the formats.
+    #[must_use]
+    pub fn formats(&self) -> String {
+        let mut names: Vec<&str> = self.pieces.iter().map(|p| p.kind.name()).collect();
+        names.dedup();
+        names.join(", ")
+    }
+
+    /// The kind of what stays in one piece.
+    fn whole(&self) -> Option<StoredKind> {
+        match self.pieces.as_slice() {
+            [one] => Some(one.kind),
+            _ => None,
+        }
+    }
 }
 
 /// What makes some tensors of the output.
@@ -52,9 +84,11 @@ impl Plan {
     pub(super) fn new(table: &WeightTable, recipes: &Recipes) -> Result<Self> {
         let places = table.places();
         let outcomes = places.iter().map(|p| outcome(table, recipes, p)).collect::<Result<Vec<_>>>()?;
-        let is_copy = !outcomes.iter().any(|o| o.changed);
-        let quantised = |o: &Outcome| !matches!(o.kind, StoredKind::Plain(_));
-        let only_blocks = outcomes.iter().filter(|o| quantised(o)).all(|o| o.kind == StoredKind::Fp8Block);
+        let pieces = || outcomes.iter().flat_map(|o| &o.pieces);
+        let native = pieces().all(|p| p.activations == ActivationPrecision::Native);
+        let is_copy = native && !outcomes.iter().any(|o| o.changed);
+        let quantised = |p: &&Piece| !matches!(p.kind, StoredKind::Plain(_));
+        let only_blocks = native && pieces().filter(quantised).all(|p| p.kind == StoredKind::Fp8Block);
         let blocks = if only_blocks { BlockScaleName::WeightScaleInv } else { BlockScaleName::WeightScale };
         let mut plan = Self { places, outcomes, actions: Vec::new(), blocks, tensors: Vec::new(), is_copy };
         plan.lay_out(table)?;
@@ -62,8 +96,16 @@ impl Plan {
     }
 
     /// Every matrix and what becomes of it.
-    pub fn matrices(&self) -> impl Iterator<Item = (&MatrixPlace, Outcome)> {
-        self.places.iter().zip(self.outcomes.iter().copied())
+    pub fn matrices(&self) -> impl Iterator<Item = (&MatrixPlace, &Outcome)> {
+        self.places.iter().zip(&self.outcomes)
+    }
+
+    /// Every module of the output that is a matrix, or a piece of one, with its name.
+    pub fn modules(&self) -> impl Iterator<Item = (&MatrixPlace, String, Piece)> {
+        self.matrices().flat_map(|(place, outcome)| {
+            let pieces = outcome.pieces.iter().enumerate();
+            pieces.map(move |(i, &piece)| (place, piece_name(place, i, outcome), piece))
+        })
     }
 
     /// The tensors of the output.
@@ -127,8 +169,9 @@ impl Plan {
         let mut split = BTreeSet::new();
         for (place, outcome) in self.matrices() {
             let (Some(_), Some(&tensor)) = (&place.fused, place.tensors.first()) else { continue };
-            let kind = *kinds.entry((place.layer, tensor)).or_insert(outcome.kind);
-            if kind != outcome.kind || !matches!(kind, StoredKind::Plain(_)) {
+            let own = outcome.whole();
+            let first = own.map(|own| *kinds.entry((place.layer, tensor)).or_insert(own));
+            if own != first || !matches!(own, Some(StoredKind::Plain(_))) {
                 split.insert(place.layer);
             }
         }
@@ -141,18 +184,21 @@ impl Plan {
     }
 
     fn add_matrix(&mut self, place: usize) -> Result<()> {
-        let (p, outcome) = (&self.places[place], self.outcomes[place]);
-        let layouts = writer::layout(outcome.kind, p.rows, p.cols, self.blocks)
-            .map_err(|source| Error::Quant { module: p.name.clone(), source })?;
+        let (p, outcome) = (&self.places[place], &self.outcomes[place]);
         let first = self.tensors.len();
-        let name = |suffix: &str| format!("{}.{suffix}", p.name);
-        self.tensors.extend(layouts.iter().map(|t| NewTensor::new(name(t.suffix), t.dtype, &t.shape)));
+        for (i, piece) in outcome.pieces.iter().enumerate() {
+            let module = piece_name(p, i, outcome);
+            let layouts = writer::layout(piece.kind, piece.rows, p.cols, self.blocks)
+                .map_err(|source| Error::Quant { module: module.clone(), source })?;
+            let new = layouts.iter().map(|t| NewTensor::new(format!("{module}.{}", t.suffix), t.dtype, &t.shape));
+            self.tensors.extend(new);
+        }
         self.actions.push(Action::Matrix { place, outputs: first..self.tensors.len() });
         Ok(())
     }
 
     fn add_parts(&mut self, name: &str, shape: &[usize], first: usize, owned: &[usize]) {
-        let dtype = plain_dtype(self.outcomes[first].kind);
+        let dtype = plain_dtype(&self.outcomes[first]);
         let output = self.tensors.len();
         self.tensors.push(NewTensor::new(name, dtype, shape));
         let mut offset = 0;
@@ -164,9 +210,14 @@ impl Plan {
     }
 }
 
-fn plain_dtype(kind: StoredKind) -> DType {
-    match kind {
-        StoredKind::Plain(dtype) => dtype,
+/// The name of a module: that of the matrix, or `<matrix>.rows.<i>` of a piece of it.
+fn piece_name(place: &MatrixPlace, i: usize, outcome: &Outcome) -> String {
+    if outcome.pieces.len() == 1 { place.name.clone() } else { format!("{}.rows.{i}", place.name) }
+}
+
+fn plain_dtype(outcome: &Outcome) -> DType {
+    match outcome.whole() {
+        Some(StoredKind::Plain(dtype)) => dtype,
         _ => DType::Bf16,
     }
 }
@@ -180,9 +231,27 @@ fn outcome(table: &WeightTable, recipes: &Recipes, place: &MatrixPlace) -> Resul
             (m.format(), writer::kind(&m))
         }
     };
-    let (changed, format) = recipes.outcome(&table.site(place.layer, place.role), stored);
-    let kind = if changed { written_as(format).unwrap_or(kind) } else { kind };
-    Ok(Outcome { changed, kind })
+    let (site, parts) = table.site_of(place);
+    let target = |rows| recipes.recipe().target(&site.with_rows(rows), stored);
+    let mut targets: Vec<(Target, usize)> = parts.iter().map(|&(rows, count)| (target(rows), count)).collect();
+    if targets.windows(2).all(|pair| pair[0].0 == pair[1].0) {
+        let all = targets.into_iter().next().map_or_else(|| target(site.rows), |(target, _)| target);
+        targets = vec![(all, place.rows)];
+    }
+    // Kinds of rows follow each other over and over; `Recipe::convert_stack` cuts in the same places.
+    let (mut outcome, mut row) = (Outcome { changed: false, pieces: Vec::new() }, 0);
+    for (target, count) in targets.iter().cycle() {
+        let rows = (*count).min(place.rows - row);
+        if rows == 0 {
+            break;
+        }
+        let changed = !target.steps().is_empty();
+        let kind = if changed { written_as(target.result(stored)).unwrap_or(kind) } else { kind };
+        outcome.changed |= changed;
+        outcome.pieces.push(Piece { rows, kind, activations: target.activations(stored) });
+        row += rows;
+    }
+    Ok(outcome)
 }
 
 /// How an encoded matrix of this format is stored.

@@ -19,7 +19,7 @@ pub struct Summary {
 struct Group {
     name: String,
     from: &'static str,
-    to: &'static str,
+    to: String,
     count: usize,
     input_bytes: u64,
     output_bytes: u64,
@@ -92,7 +92,7 @@ impl Summary {
                 role: c.role.name(),
                 shape: c.shape,
                 stored: c.from,
-                written: c.to,
+                written: &c.to,
                 input_bytes: c.input_bytes,
                 output_bytes: c.output_bytes,
                 error: c.error(),
@@ -106,12 +106,12 @@ impl Summary {
     fn groups(&self) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for c in &self.converted {
-            let mut one = Group::new(&pattern(&c.name), c.from, c.to);
+            let mut one = Group::new(&pattern(&c.name), c.from, &c.to);
             let error = c.error();
             one.count = 1;
             (one.input_bytes, one.output_bytes, one.sums) = (c.input_bytes, c.output_bytes, c.sums);
             (one.worst_l2, one.worst_cosine) = (error.relative_l2, error.cosine);
-            match groups.iter_mut().find(|g| (&g.name, g.from, g.to) == (&one.name, one.from, one.to)) {
+            match groups.iter_mut().find(|g| (&g.name, g.from, &g.to) == (&one.name, one.from, &one.to)) {
                 Some(group) => group.merge(&one),
                 None => groups.push(one),
             }
@@ -121,10 +121,20 @@ impl Summary {
 }
 
 impl Group {
-    fn new(name: &str, from: &'static str, to: &'static str) -> Self {
+    fn new(name: &str, from: &'static str, to: &str) -> Self {
         let (count, input_bytes, output_bytes) = (0, 0, 0);
         let (sums, worst_l2, worst_cosine) = (ErrorSums::default(), 0.0, 1.0);
-        Self { name: name.to_owned(), from, to, count, input_bytes, output_bytes, sums, worst_l2, worst_cosine }
+        Self {
+            name: name.to_owned(),
+            from,
+            to: to.to_owned(),
+            count,
+            input_bytes,
+            output_bytes,
+            sums,
+            worst_l2,
+            worst_cosine,
+        }
     }
 
     fn merge(&mut self, other: &Self) {
@@ -142,7 +152,7 @@ impl Group {
             self.name.clone(),
             grouped(self.count as u64),
             self.from.to_owned(),
-            self.to.to_owned(),
+            self.to.clone(),
             grouped(self.input_bytes),
             grouped(self.output_bytes),
             format!("{:.5}", error.relative_l2),

@@ -146,8 +146,13 @@ fn damaged_weights_are_refused() {
     for length in [0, 7, 100, bytes.len() / 2, bytes.len() - 1] {
         file(&folder, "model.safetensors", &bytes[..length]);
         for program in PROGRAMS {
-            let model: &[&str] = if program.ends_with("inspect") { &[&dir] } else { &["--model", &dir] };
-            run(program, model).fails(1, &["model.safetensors"]);
+            let out = format!("{dir}/out");
+            let arguments: &[&str] = match program {
+                _ if program.ends_with("inspect") => &[&dir],
+                _ if program.ends_with("quantize") => &["--model", &dir, "--weights", "q4", "--output", &out],
+                _ => &["--model", &dir],
+            };
+            run(program, arguments).fails(1, &["model.safetensors"]);
         }
     }
     // A placeholder of large-file storage.

@@ -5,3 +5,4 @@ mod hostile;
 mod inspect;
 mod perplexity;
 mod program;
+mod quantize;

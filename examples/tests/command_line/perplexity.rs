@@ -78,3 +78,21 @@ fn what_cannot_be_scored_is_refused() {
     run(PERPLEXITY, &["--per-token"]).fails(2, &["--json"]);
     run(PERPLEXITY, &["--reference", "q3"]).fails(2, &["q3", "bridge-fp8"]);
 }
+
+#[test]
+fn every_recipe_is_measured() {
+    let json = run(PERPLEXITY, &["--table", "--max-tokens", "96", "--json"]).json();
+    let rows = json["recipes"].as_array().unwrap();
+    let row = |name: &str| rows.iter().find(|r| r["weights"] == name).unwrap_or_else(|| panic!("{name}: {json}"));
+    let stored = row("keep");
+    assert_eq!((&rows[0], &stored["kl"], &stored["top1_agreement"]), (stored, &json!(0.0), &json!(1.0)));
+    for name in ["f32", "q4", "w8", "groupwise", "nvfp4", "fp8", "fp8-a8", "nvfp4,bridge-fp8", "nvfp4,bridge-fp8-amax"]
+    {
+        let row = row(name);
+        assert_eq!(row["accepted"].as_array().unwrap().len(), 3);
+        assert!((1.0..4.0).contains(&row["tokens_per_round"].as_f64().unwrap()), "{row}");
+        assert_eq!(row["weight_bytes"].as_u64() < stored["weight_bytes"].as_u64(), name != "f32", "{row}");
+        assert_eq!(row["kl"].as_f64().unwrap() > 0.0, name != "f32", "{row}");
+    }
+    run(PERPLEXITY, &["--table", "--weights", "q4"]).fails(2, &["--table"]);
+}

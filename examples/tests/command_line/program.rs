@@ -6,9 +6,13 @@ use std::process::{Command, Output, Stdio};
 use ninfer_examples::shipped;
 use serde_json::Value;
 
-/// The three programs.
-pub(crate) const PROGRAMS: [&str; 3] =
-    [env!("CARGO_BIN_EXE_generate"), env!("CARGO_BIN_EXE_inspect"), env!("CARGO_BIN_EXE_perplexity")];
+/// All programs.
+pub(crate) const PROGRAMS: [&str; 4] = [
+    env!("CARGO_BIN_EXE_generate"),
+    env!("CARGO_BIN_EXE_inspect"),
+    env!("CARGO_BIN_EXE_perplexity"),
+    env!("CARGO_BIN_EXE_quantize"),
+];
 
 /// What a run left behind.
 pub(crate) struct Run {

@@ -73,8 +73,8 @@ struct Shard {
 /// A checkpoint that is being written.
 ///
 /// Tensors are spread over files in the given order. Inside a file those with wide elements come first, so that every
-/// element lies at a multiple of its size. Data may come in any order and in pieces. A file gets its header when all of its
-/// data was written; until then it is no safetensors file.
+/// element lies at a multiple of its size. Data may come in any order and in pieces. Headers are written at the very end; until
+/// then no file is a safetensors file.
 ///
 /// ```no_run
 /// use ninfer_core::DType;
@@ -189,21 +189,20 @@ impl CheckpointWriter {
         result.map_err(|e| Error::io(&shard.path, "write", &e))
     }
 
-    /// Writes what has no data, and the index; flushes everything to the disk. Gives the files written.
+    /// Writes the headers and the index; flushes everything to the disk. Gives the files written.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Unwritten`] naming the first tensor of a file that is not full.
-    pub fn finish(mut self) -> Result<Vec<PathBuf>> {
+    pub fn finish(self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for (i, shard) in self.shards.iter_mut().enumerate() {
+        for (i, shard) in self.shards.iter().enumerate() {
             if shard.left > 0 {
                 let tensor = self.tensors.iter().find(|t| t.shard == i).map_or_else(String::new, |t| t.name.clone());
                 return Err(Error::Unwritten { tensor, bytes: shard.left });
             }
-            if shard.data == 0 {
-                let result = File::create_new(&shard.path).and_then(|file| shard.close(file));
-                result.map_err(|e| Error::io(&shard.path, "write", &e))?;
-            }
+        }
+        for shard in &self.shards {
+            shard.close().map_err(|e| Error::io(&shard.path, "write", &e))?;
             files.push(shard.path.clone());
         }
         if let Some(index) = &self.index {
@@ -221,9 +220,12 @@ impl CheckpointWriter {
 }
 
 impl Shard {
-    /// Writes the header and waits until everything is on the disk.
-    fn close(&self, mut file: File) -> std::io::Result<()> {
-        file.seek(SeekFrom::Start(0))?;
+    /// Writes the header in front of the data and waits until it is on the disk.
+    fn close(&self) -> std::io::Result<()> {
+        let mut file = match self.data {
+            0 => File::create_new(&self.path)?,
+            _ => File::options().write(true).open(&self.path)?,
+        };
         file.write_all(&self.header)?;
         file.sync_all()
     }
@@ -240,7 +242,7 @@ impl Shard {
         file.write_all(bytes)?;
         self.left = self.left.saturating_sub(bytes.len() as u64);
         if self.left == 0 {
-            return self.close(file);
+            return file.sync_all();
         }
         self.file = Some(file);
         Ok(())

@@ -1,9 +1,9 @@
 //! Reading weights.
 
-use ninfer_core::DType;
+use ninfer_core::{DType, WeightFormat};
 use ninfer_quant::checkpoint::{StoredKind, StoredTensor, decode};
 use ninfer_quant::codes::{decode_bf16_slice, decode_f16_slice, decode_f32_slice};
-use ninfer_quant::{PackedMatrix, PackedParts, Recipe, RowPart, Site, TensorRole};
+use ninfer_quant::{PackedMatrix, PackedParts, Recipe, RowPart, Site, TensorRole, encode};
 use rayon::prelude::*;
 
 use super::WeightTable;
@@ -32,11 +32,22 @@ impl WeightTable {
     /// Reads a matrix and converts it as the recipe says for its role and its rows: the results, stacked, are the matrix.
     ///
     /// There is more than one only where a recipe tells query rows of `q_proj` from gate rows, or query and key rows of
-    /// `in_proj_qkv` from value rows.
+    /// `in_proj_qkv` from value rows, or where the matrix is stored in such pieces.
     ///
     /// # Errors
     /// As [`WeightTable::matrix`].
     pub fn stack(&self, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<Vec<PackedMatrix>> {
+        if let Some(m) = self.found.matrices.get(&(layer, role)).filter(|m| !m.pieces.is_empty()) {
+            let (mut start, mut stack) = (0, Vec::with_capacity(m.pieces.len()));
+            for piece in &m.pieces {
+                let packed = self.stored(piece)?;
+                let target = recipe.target(&self.piece_site(layer, role, start), packed.format());
+                let named = |source| Error::Quant { module: piece.name.clone(), source };
+                stack.push(target.apply_owned(packed).map_err(named)?);
+                start += piece.rows;
+            }
+            return Ok(stack);
+        }
         let (packed, name) = self.stored_matrix(layer, role)?;
         recipe
             .convert_stack(packed, &self.site(layer, role), &self.row_parts(role))
@@ -60,6 +71,20 @@ impl WeightTable {
             TensorRole::GdnQkv => vec![(RowPart::QueryKey, 2 * gdn.keys()), (RowPart::Value, gdn.values())],
             _ => Vec::new(),
         }
+    }
+
+    /// The site of the rows from `start` on, which are all of one kind.
+    pub(super) fn piece_site(&self, layer: LayerRef, role: TensorRole, start: usize) -> Site {
+        let (site, parts) = (self.site(layer, role), self.row_parts(role));
+        let period: usize = parts.iter().map(|&(_, count)| count).sum();
+        let mut rest = start.checked_rem(period).unwrap_or_default();
+        for (kind, count) in parts {
+            match rest.checked_sub(count) {
+                None => return site.with_rows(kind),
+                Some(less) => rest = less,
+            }
+        }
+        site
     }
 
     /// Reads a matrix in the format it is stored in, and gives it a name for errors.
@@ -152,20 +177,22 @@ impl WeightTable {
         self.checkpoint.read_range(tensor, 0..tensor.bytes(), &mut |n| self.observer.add(n))
     }
 
-    pub(super) fn module(
-        &self,
-        m: &Module,
-        layer: LayerRef,
-        role: TensorRole,
-        recipe: &Recipe,
-    ) -> Result<PackedMatrix> {
+    fn module(&self, m: &Module, layer: LayerRef, role: TensorRole, recipe: &Recipe) -> Result<PackedMatrix> {
         let packed = self.stored(m)?;
         let target = recipe.target(&self.site(layer, role), packed.format());
         target.apply_owned(packed).map_err(|source| Error::Quant { module: m.name.clone(), source })
     }
 
-    /// Reads a matrix in the format it is stored in.
-    fn stored(&self, m: &Module) -> Result<PackedMatrix> {
+    /// Reads a matrix in the format it is stored in; one in pieces in F32, which holds the weights of all formats.
+    pub(super) fn stored(&self, m: &Module) -> Result<PackedMatrix> {
+        if !m.pieces.is_empty() {
+            let mut values = Vec::new();
+            for piece in &m.pieces {
+                values.extend(self.stored(piece)?.dequantize());
+            }
+            return encode(WeightFormat::F32, m.rows, m.cols, &values)
+                .map_err(|source| Error::Quant { module: m.name.clone(), source });
+        }
         let named = |source| Error::Quant { module: m.name.clone(), source };
         let entries: Vec<(&str, &TensorEntry)> = m
             .tensors

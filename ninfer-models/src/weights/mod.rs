@@ -188,7 +188,10 @@ impl WeightTable {
     pub fn entries(&self) -> Vec<Entry> {
         let mut out = self.container.as_ref().map(ContainerWeights::entries).unwrap_or_default();
         for (&(layer, role), m) in &self.found.matrices {
-            out.push(self.module_entry(layer, role, m));
+            match m.pieces.as_slice() {
+                [] => out.push(self.module_entry(layer, role, m)),
+                pieces => out.extend(pieces.iter().map(|piece| self.module_entry(layer, role, piece))),
+            }
         }
         for (&(layer, role), &index) in &self.found.vectors {
             if let Some(t) = self.checkpoint.tensors().get(index) {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ninfer_core::DType;
 use ninfer_quant::checkpoint::StoredKind;
-use ninfer_quant::{PackedMatrix, PackedParts, Recipe, TensorRole};
+use ninfer_quant::{PackedMatrix, PackedParts, RowPart, Site, TensorRole};
 
 use super::WeightTable;
 use super::part::LayerRef;
@@ -22,6 +22,8 @@ pub struct MatrixPlace {
     pub role: TensorRole,
     /// Which routed expert it belongs to.
     pub expert: Option<usize>,
+    /// For a piece of a matrix whose rows are stored in different formats: its first row.
+    pub start: Option<usize>,
     /// Name of its module, as in `model.layers.0.mlp.experts.3.gate_proj`. A part of a fused tensor has the name that it
     /// would have by itself.
     pub name: String,
@@ -44,7 +46,14 @@ impl WeightTable {
     pub fn places(&self) -> Vec<MatrixPlace> {
         let mut out = Vec::new();
         for (&(layer, role), m) in &self.found.matrices {
-            out.push(place(layer, role, None, m));
+            if m.pieces.is_empty() {
+                out.push(place(layer, role, None, m));
+            }
+            let mut start = 0;
+            for piece in &m.pieces {
+                out.push(MatrixPlace { start: Some(start), ..place(layer, role, None, piece) });
+                start += piece.rows;
+            }
         }
         for (&layer, set) in &self.found.experts {
             match set {
@@ -77,8 +86,9 @@ impl WeightTable {
                 rows: place.rows,
                 cols: place.cols,
                 tensors: tensors().map(suffix).zip(place.tensors.iter().copied()).collect(),
+                pieces: Vec::new(),
             };
-            return self.module(&module, place.layer, place.role, &Recipe::Keep);
+            return self.stored(&module);
         };
         let missing = || Error::NoSuchWeight { layer: place.layer.to_string(), role: place.role.to_string() };
         let tensor = tensors().next().ok_or_else(missing)?;
@@ -87,6 +97,15 @@ impl WeightTable {
         let expert = place.expert.unwrap_or_default();
         PackedMatrix::new(place.rows, place.cols, parts)
             .map_err(|source| Error::Quant { module: format!("{}[{expert}]", tensor.name()), source })
+    }
+
+    /// What a recipe decides by, and the kinds of rows that it may tell apart, as in [`WeightTable::row_parts`].
+    #[must_use]
+    pub fn site_of(&self, place: &MatrixPlace) -> (Site, Vec<(RowPart, usize)>) {
+        match place.start {
+            Some(start) => (self.piece_site(place.layer, place.role, start), Vec::new()),
+            None => (self.site(place.layer, place.role), self.row_parts(place.role)),
+        }
     }
 
     fn fused_places(&self, layer: LayerRef, gate_up: usize, down: usize, out: &mut Vec<MatrixPlace>) {
@@ -109,6 +128,7 @@ impl WeightTable {
                 layer,
                 role,
                 expert: Some(expert),
+                start: None,
                 name: format!("{stem}.{expert}.{leaf}"),
                 rows,
                 cols,
@@ -130,6 +150,7 @@ fn place(layer: LayerRef, role: TensorRole, expert: Option<usize>, m: &Module) -
         layer,
         role,
         expert,
+        start: None,
         name: m.name.clone(),
         rows: m.rows,
         cols: m.cols,

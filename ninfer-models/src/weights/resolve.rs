@@ -17,6 +17,9 @@ use crate::{Config, Error, Result};
 /// Suffixes that carry the codes of a matrix; without one of them a module is missing.
 const CODES: [&str; 4] = ["weight", "weight_packed", "weight_codes", "qweight"];
 
+/// What stands between the name of a matrix and the number of a piece of it.
+const PIECES: &str = ".rows.";
+
 /// The stored tensors of one matrix.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
@@ -28,6 +31,8 @@ pub(super) struct Module {
     pub(super) cols: usize,
     /// Suffixes, and indices into the tensors of the checkpoint.
     pub(super) tensors: Vec<(String, usize)>,
+    /// The modules that follow each other from the top, where rows differ in format; there are no other tensors then.
+    pub(super) pieces: Vec<Module>,
 }
 
 /// The routed experts of one layer.
@@ -179,8 +184,28 @@ impl Resolver<'_> {
         Ok(Some((index, dtype)))
     }
 
-    /// The tensors of a matrix, whatever its format; notes what is not there as missing.
+    /// The tensors of a matrix, whatever its format, or of the pieces it is stored in; notes what is not there as missing.
     fn module(&mut self, module: &str, rows: usize, cols: usize) -> Result<Option<Module>> {
+        let piece = |i: usize| format!("{module}{PIECES}{i}");
+        if self.names.module(module).is_some() || self.names.module(&piece(0)).is_none() {
+            return self.single(module, Some(rows), cols);
+        }
+        let mut pieces: Vec<Module> = Vec::new();
+        while self.names.module(&piece(pieces.len())).is_some() {
+            let Some(one) = self.single(&piece(pieces.len()), None, cols)? else { return Ok(None) };
+            pieces.push(one);
+        }
+        let name = self.names.stored_name(module);
+        let got = pieces.iter().fold(0usize, |n, p| n.saturating_add(p.rows));
+        let Some(first) = pieces.first().filter(|_| got == rows) else {
+            let index = pieces.first().and_then(|p| p.tensors.first()).map_or(0, |t| t.1);
+            return Err(self.shape_error(self.tensor(index), &name, &[rows, cols], &[got, cols]));
+        };
+        Ok(Some(Module { name, kind: first.kind, rows, cols, tensors: Vec::new(), pieces }))
+    }
+
+    /// The tensors of a matrix or of one piece, which has any number of rows.
+    fn single(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<Option<Module>> {
         let name = self.names.stored_name(module);
         let tensors = self.names.module(module).map(<[_]>::to_vec).unwrap_or_default();
         if !tensors.iter().any(|(suffix, _)| CODES.contains(&suffix.as_str())) {
@@ -206,11 +231,12 @@ impl Resolver<'_> {
             }
             Err(source) => return Err(Error::Quant { module: name, source }),
         };
+        let rows = rows.unwrap_or(stored.rows);
         if !fits(&stored, rows, cols) {
             let t = self.tensor(tensors[0].1);
             return Err(self.shape_error(t, &name, &[rows, cols], &[stored.rows, stored.cols]));
         }
-        Ok(Some(Module { name, kind: stored.kind, rows, cols, tensors }))
+        Ok(Some(Module { name, kind: stored.kind, rows, cols, tensors, pieces: Vec::new() }))
     }
 
     fn shape_error(&self, t: &TensorEntry, name: &str, expected: &[usize], got: &[usize]) -> Error {

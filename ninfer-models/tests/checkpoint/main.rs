@@ -9,3 +9,4 @@ mod lists;
 mod recipes;
 mod store;
 mod table;
+mod writing;
