@@ -6,6 +6,7 @@ mod equality;
 mod logits;
 mod perplexity;
 mod quantisation;
+mod recipes;
 mod reference;
 mod requantised;
 mod text;
