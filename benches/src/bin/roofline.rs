@@ -29,7 +29,9 @@ const WARM_UP: usize = 3;
 /// Measure a whole model with random weights on a GPU.
 #[derive(Debug, Parser)]
 #[command(name = "roofline", version)]
-#[command(after_help = "Examples:\n  roofline --model 27b --format groupwise --prompt 7680 --new 256\n  roofline --model 35b-a3b --spec-k 3 --acceptance 0.7 --kv i8")]
+#[command(
+    after_help = "Examples:\n  roofline --model 27b --format groupwise --prompt 7680 --new 256\n  roofline --model 35b-a3b --spec-k 3 --acceptance 0.7 --kv i8"
+)]
 struct Arguments {
     /// Published size
     #[arg(long, default_value = "35b-a3b", value_name = "SIZE")]
@@ -114,7 +116,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     let middle = arguments.prompt + arguments.new / 2;
     let bytes = roofline::bytes_per_token(&shape, formats, middle, kv)?.total();
     let plain = median(&measured.plain);
-    let mut table = Table::new(&[("", Align::Left), (&format!("{} {}", arguments.model, arguments.format), Align::Right)]);
+    let mut table =
+        Table::new(&[("", Align::Left), (&format!("{} {}", arguments.model, arguments.format), Align::Right)]);
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     row("device", gpu.device().name.clone());
     row("copy, read bandwidth, GB/s", format!("{:.0}, {:.0}", copy / 1e9, bandwidth.read.bytes_per_second / 1e9));
