@@ -1,4 +1,5 @@
 // targets: sm_80
+// local memory: attend_any: addresses of any layout, on some devices; this route is not made to be fast
 // Attention around the products of common/attend.cuh: head norms, rotation and append; combination of leaves; and a plain
 // kernel for head sizes and layouts that have no tiles.
 #include "common/attend.cuh"

@@ -1,4 +1,5 @@
 // targets: sm_80
+// local memory: attend_prefill_i8_256_64: 256 output columns of 64 rows fill the registers; a few bytes of addresses are kept in memory
 // Attention over i8 pages with heads of 256 features: common/attend_step.cuh, common/attend_prefill.cuh.
 #include "common/attend_prefill.cuh"
 #include "common/attend_step.cuh"

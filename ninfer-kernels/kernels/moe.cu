@@ -46,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(32) moe_top_k(const __grid_constant
         most = fmaxf(most, logits[e]);
     }
     for (int offset = 16; offset > 0; offset >>= 1) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
+    __syncwarp();
     float sum = 0.0f;
     for (int e = lane; e < a.count; e += 32) sum += expf(p[e] - most);
     sum = warp_sum(sum);
