@@ -208,10 +208,11 @@ impl Drafts {
         let mut rows = 0;
         let mut segments = Vec::new();
         for slot in 0..1 + rng.below(6) as u32 {
-            let len = rng.below(width + 1) as u32;
+            // A step has at most 128 rows.
+            let len = rng.below((width + 1).min(128 - rows).max(1)) as u32;
             let start = if rng.below(20) == 0 { i32::MAX as u32 - 2 } else { rng.below(1000) as u32 };
             segments.push(Segment { slot, start, row: rows as u32, len, fold: start.min(2), bank: slot % 2 });
-            rows += len as usize + rng.below(2);
+            rows = (rows + len as usize + rng.below(2)).min(128);
         }
         let rows = rows.max(1);
         let chosen: Vec<u32> = (0..rows).map(|_| rng.below(3) as u32).collect();
