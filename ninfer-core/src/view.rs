@@ -112,6 +112,22 @@ impl<B: Backend> View<B> {
         ((self.rows - 1) * self.stride + self.cols) * self.dtype.size()
     }
 
+    /// Checks that host bytes are as many as the view's, which must be contiguous: for uploads and downloads.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] naming `op`.
+    pub fn check_bytes(&self, op: &'static str, bytes: usize) -> Result<()> {
+        if self.is_contiguous() && self.span_bytes() == bytes {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            op,
+            what: "host bytes",
+            expected: format!("{} for a contiguous view", self.span_bytes()),
+            got: format!("{bytes} for {self:?}"),
+        })
+    }
+
     /// The rows of a range.
     ///
     /// # Errors

@@ -38,12 +38,12 @@
 //! `2^k / 1024` that a subnormal may be off, for each weight, which outweighs it squared only beyond 2²⁴ weights in a row.
 
 use ninfer_core::format::{FP8_BLOCK, NVFP4_GROUP};
-use ninfer_core::{PackedData, PackedRef};
+use ninfer_core::{PackedData, PackedRef, WeightFormat};
 
 use crate::codes::{E4M3_MAX, decode_e2m1_scaled, decode_e4m3, encode_e4m3};
 use crate::encode::largest;
 use crate::nvfp4::multiplier;
-use crate::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, Result, dequantize_ref, fp8};
+use crate::{Error, Fp8ScaleVec, PackedMatrix, PackedParts, Result, encode_ref};
 
 /// How the FP8 scales are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -83,7 +83,7 @@ pub fn bridge(m: &PackedRef<'_>, scale: BridgeScale) -> Result<PackedMatrix> {
     };
     let (rows, cols) = (m.rows(), m.cols());
     if scale == BridgeScale::AmaxRow {
-        return fp8::encode_rows(rows, cols, &dequantize_ref(m)?);
+        return encode_ref(WeightFormat::Fp8Row, m);
     }
     let m = multiplier(global);
     let block = scale == BridgeScale::Pow2Block;

@@ -144,7 +144,6 @@ fn run(arguments: &Arguments) -> Result<()> {
     });
     if !measured.rounds.is_empty() {
         let round = median(&measured.rounds);
-        let formats = arguments.format.formats(&shape, |_| WeightFormat::Bf16);
         let options = RoundOptions::new(&shape, middle, arguments.spec_k).with_kv(kv);
         let moved = roofline::bytes_per_round(&shape, formats, &options)?.total();
         let mean = measured.tokens as f64 / measured.rounds.len() as f64;

@@ -139,18 +139,6 @@ impl fmt::Debug for Cpu {
     }
 }
 
-fn same_length(op: &'static str, view: &View<Cpu>, bytes: usize) -> Result<()> {
-    if view.is_contiguous() && view.span_bytes() == bytes {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        op,
-        what: "host bytes",
-        expected: format!("{} for a contiguous view", view.span_bytes()),
-        got: format!("{bytes} for {view:?}"),
-    })
-}
-
 impl Backend for Cpu {
     type Buffer = CpuBuffer;
     type Weight = CpuWeight;
@@ -183,14 +171,14 @@ impl Backend for Cpu {
 
     fn upload(&self, queue: &mut CpuQueue, dst: &View<Self>, bytes: &[u8]) -> Result<()> {
         queue.idle("an upload")?;
-        same_length("upload", dst, bytes.len())?;
+        dst.check_bytes("upload", bytes.len())?;
         Access::new("upload").write_bytes("dst", dst)?.copy_from_slice(bytes);
         Ok(())
     }
 
     fn download(&self, queue: &mut CpuQueue, src: &View<Self>, out: &mut [u8]) -> Result<()> {
         queue.idle("a download")?;
-        same_length("download", src, out.len())?;
+        src.check_bytes("download", out.len())?;
         out.copy_from_slice(Access::new("download").read_bytes("src", src)?);
         Ok(())
     }

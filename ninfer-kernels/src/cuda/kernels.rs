@@ -101,6 +101,7 @@ impl Kernels {
     pub(super) fn get(&self, family: &'static str, name: &'static str, shared: u32) -> Result<Function> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let (function, target, allowed) = match loaded.functions.get(name) {
+            Some((function, _, allowed)) if shared <= *allowed => return Ok(*function),
             Some(known) => *known,
             None => {
                 let image = self.image(family, name)?;

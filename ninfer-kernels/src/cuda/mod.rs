@@ -144,18 +144,6 @@ impl fmt::Debug for Cuda {
     }
 }
 
-fn same_length(op: &'static str, view: &View<Cuda>, bytes: usize) -> Result<()> {
-    if view.is_contiguous() && view.span_bytes() == bytes {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        op,
-        what: "host bytes",
-        expected: format!("{} for a contiguous view", view.span_bytes()),
-        got: format!("{bytes} for {view:?}"),
-    })
-}
-
 impl Backend for Cuda {
     type Buffer = CudaBuffer;
     type Weight = CudaWeight;
@@ -190,12 +178,12 @@ impl Backend for Cuda {
     }
 
     fn upload(&self, queue: &mut CudaQueue, dst: &View<Self>, bytes: &[u8]) -> Result<()> {
-        same_length("upload", dst, bytes.len())?;
+        dst.check_bytes("upload", bytes.len())?;
         queue.upload(dst, bytes)
     }
 
     fn download(&self, queue: &mut CudaQueue, src: &View<Self>, out: &mut [u8]) -> Result<()> {
-        same_length("download", src, out.len())?;
+        src.check_bytes("download", out.len())?;
         queue.download(src, out)
     }
 

@@ -142,7 +142,7 @@ impl MoeOps for Cuda {
             let (pairs, count) = (t * k, op.down.rows() / h);
             let any = needs_any(width) || needs_any(h);
             // Tiles are as wide as the pairs of an expert are likely to be.
-            let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count), true) };
+            let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count.max(1)), true) };
             let capacity = tile_capacity(pairs, count, tile);
             let widest = width.max(shared);
             let [order, tiles, space, mid, staged, routed, own] = queue.scratch([

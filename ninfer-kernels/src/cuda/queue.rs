@@ -59,6 +59,24 @@ impl CudaRecorded {
     }
 }
 
+/// A queue that records; dropping this ends the recording, whatever way its closure was left.
+struct Recording<'a>(&'a mut CudaQueue);
+
+impl Recording<'_> {
+    fn finish(self) -> (Result<Graph>, Capture) {
+        let keep = self.0.capture.take().unwrap_or_default();
+        (self.0.stream.end_capture(), keep)
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if self.0.capture.take().is_some() {
+            let _ = self.0.stream.end_capture();
+        }
+    }
+}
+
 impl CudaQueue {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
@@ -183,20 +201,13 @@ impl CudaQueue {
     pub(super) fn record(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<CudaRecorded> {
         self.idle("recording another step")?;
         self.stream.context.enter()?;
+        self.stream.begin_capture()?;
         self.capture = Some(Capture { workspaces: vec![self.workspace.clone()], ..Capture::default() });
-        let began = self.stream.begin_capture();
-        let worked = match &began {
-            Ok(()) => work(self),
-            Err(error) => Err(error.clone()),
-        };
-        let capture = self.capture.take().unwrap_or_default();
-        if began.is_err() {
-            return worked.and(Err(Error::Recording { what: "nothing" }));
-        }
-        // The capture is ended whatever happened, so that the queue stays usable.
-        let graph = self.stream.end_capture();
+        let recording = Recording(self);
+        let worked = work(&mut *recording.0);
+        let (graph, keep) = recording.finish();
         worked?;
-        Ok(CudaRecorded { graph: graph?, _keep: capture })
+        Ok(CudaRecorded { graph: graph?, _keep: keep })
     }
 
     pub(super) fn replay(&mut self, step: &CudaRecorded) -> Result<()> {
