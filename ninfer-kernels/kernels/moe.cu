@@ -148,7 +148,7 @@ struct Combine {
 extern "C" __global__ void __launch_bounds__(kThreads) moe_combine(const __grid_constant__ Combine a) {
     grid_launch_next();
     grid_wait();
-    const int c = blockIdx.x * kThreads + threadIdx.x, token = blockIdx.y;
+    const int c = blockIdx.y * kThreads + threadIdx.x, token = blockIdx.x;
     if (c >= a.h) return;
     const float* w = a.weights.row(token);
     float sum = 0.0f;

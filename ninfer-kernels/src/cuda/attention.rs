@@ -371,6 +371,11 @@ impl AttentionOps for Cuda {
     }
 }
 
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] =
+    &[("rope_append", size_of::<RopeAppendArg>()), ("attend_", size_of::<AttendArg>())];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -152,6 +152,10 @@ impl<'a> Probe<'a> {
     }
 }
 
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] = &[("probe_", size_of::<ProbeArg>())];
+
 #[cfg(test)]
 mod tests {
     use ninfer_core::capability::Capability;

@@ -167,6 +167,11 @@ pub(super) fn choose(backend: &Cuda, queue: &mut CudaQueue, source: &Source, row
     Ok(())
 }
 
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] =
+    &[("sample_scan", size_of::<ChooseArg>()), ("sample_draw", size_of::<ChooseArg>())];
+
 #[cfg(test)]
 mod tests {
     use super::*;

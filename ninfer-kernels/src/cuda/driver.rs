@@ -263,6 +263,14 @@ impl Stream {
     /// `arguments` must be laid out as the kernel's parameter, and every address in it must be valid for what the kernel does
     /// with it until the stream has run the launch.
     pub(super) unsafe fn launch<A: Copy>(&self, function: &Function, how: &Launch, arguments: &A) -> Result<()> {
+        if size_of::<A>() != function.parameter {
+            return Err(Error::Shape {
+                op: "launch",
+                what: "bytes of the kernel's parameter",
+                expected: function.parameter.to_string(),
+                got: size_of::<A>().to_string(),
+            });
+        }
         let mut parameters = [ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -416,6 +424,8 @@ pub(super) struct Function {
     pub(super) shared: u32,
     /// It waits for the kernel before by itself, so its blocks may start while that one still runs.
     pub(super) overlaps: bool,
+    /// Bytes of its only parameter.
+    pub(super) parameter: usize,
 }
 
 // SAFETY: a function handle may be used from any thread; its module is never unloaded before the functions are gone.
@@ -515,6 +525,7 @@ impl Module {
             local: attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             shared: attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             overlaps: false,
+            parameter: 0,
         })
     }
 }

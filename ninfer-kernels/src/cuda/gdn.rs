@@ -69,8 +69,6 @@ struct GdnArg {
     query_scale: f32,
 }
 
-const _: () = assert!(size_of::<GdnArg>() == 264, "as on the device");
-
 /// Address of a matrix whose rows lie behind each other.
 fn dense(op: &'static str, what: &'static str, view: &View<Cuda>) -> Result<u64> {
     if view.is_contiguous() {
@@ -234,3 +232,7 @@ impl GdnOps for Cuda {
         })
     }
 }
+
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] = &[("gdn_", size_of::<GdnArg>())];

@@ -1,7 +1,7 @@
 //! Shipped kernels: which module of a family is loaded on a device, and the table of functions.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -62,22 +62,32 @@ pub struct KernelUse {
     pub shared_bytes: u32,
 }
 
-/// Names of the kernels that hold a wait for the kernel before. All of them wait before they read anything that a kernel
-/// wrote (kernels/ptx/bulk.cuh), so they may be started while that one still runs.
-fn waiting_kernels(ptx: &str) -> HashSet<String> {
-    let mut names = HashSet::new();
-    for entry in ptx.split(".entry ").skip(1) {
-        if entry.contains("griddepcontrol.wait") {
-            names.extend(entry.split(['(', '\n', ' ']).next().map(str::to_owned));
-        }
-    }
-    names
+/// What the text of a module says of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Facts {
+    /// It holds a wait for the kernel before. All that do wait before they read anything that a kernel wrote
+    /// (kernels/ptx/bulk.cuh), so they may be started while that one still runs.
+    waits: bool,
+    /// Bytes of its parameter, a struct.
+    parameter: usize,
+}
+
+/// The kernels of a module; those without a struct as their only parameter are left out.
+fn facts(ptx: &str) -> HashMap<String, Facts> {
+    let entries = ptx.split(".entry ").skip(1).filter_map(|entry| {
+        let (name, rest) = entry.split_once('(')?;
+        let (parameters, _) = rest.split_once(')')?;
+        let (_, size) = parameters.rsplit_once('[')?;
+        let parameter = size.split_once(']')?.0.parse().ok()?;
+        let one = parameters.matches(".param").count() == 1;
+        one.then(|| (name.trim().to_owned(), Facts { waits: entry.contains("griddepcontrol.wait"), parameter }))
+    });
+    entries.collect()
 }
 
 #[derive(Default)]
 struct Loaded {
-    /// Modules, and their kernels that wait for the kernel before by themselves.
-    modules: HashMap<(&'static str, Target), (Module, HashSet<String>)>,
+    modules: HashMap<(&'static str, Target), (Module, HashMap<String, Facts>)>,
     functions: HashMap<&'static str, (Function, Target, u32)>,
 }
 
@@ -106,17 +116,19 @@ impl Kernels {
             None => {
                 let image = self.image(family, name)?;
                 let key = (family, image.target);
-                let (module, waiting) = match loaded.modules.entry(key) {
+                let (module, facts) = match loaded.modules.entry(key) {
                     Entry::Occupied(known) => known.into_mut(),
                     Entry::Vacant(place) => {
                         let label = format!("{family}.{}", image.target);
                         let text = image.text()?;
                         let module = Module::load(&self.context, &label, &text)?;
-                        place.insert((module, waiting_kernels(&text)))
+                        place.insert((module, facts(&text)))
                     }
                 };
                 let mut function = module.function(name)?;
-                function.overlaps = waiting.contains(name);
+                if let Some(facts) = facts.get(name) {
+                    (function.overlaps, function.parameter) = (facts.waits, facts.parameter);
+                }
                 (function, image.target, 48 << 10)
             }
         };
@@ -172,9 +184,41 @@ impl Kernels {
 mod tests {
     use super::*;
 
+    use crate::cuda::{attention, bandwidth, choose, gdn, linear, moe, norm, pack, sample};
+
     #[test]
-    fn kernels_that_wait_are_found() {
-        let ptx = ".visible .entry first(\n.param .b32 p\n)\n{\nret;\n}\n.visible .entry second(\n)\n{\ngriddepcontrol.wait;\nret;\n}\n";
-        assert_eq!(waiting_kernels(ptx), HashSet::from(["second".to_owned()]));
+    fn facts_are_read_from_the_text() {
+        let ptx = ".visible .entry first(\n.param .align 8 .b8 first_param_0[48]\n)\n{\nret;\n}\n\
+                   .visible .entry second(\n.param .align 8 .b8 second_param_0[8]\n)\n{\ngriddepcontrol.wait;\nret;\n}\n\
+                   .visible .entry third(\n.param .b64 third_param_0,\n.param .align 8 .b8 third_param_1[8]\n)\n{\nret;\n}\n";
+        let expected = [
+            ("first".to_owned(), Facts { waits: false, parameter: 48 }),
+            ("second".to_owned(), Facts { waits: true, parameter: 8 }),
+        ];
+        assert_eq!(facts(ptx), HashMap::from(expected));
+    }
+
+    /// The struct that is passed has the size of the one that each kernel of each module declares.
+    #[test]
+    fn parameters_are_as_large_as_the_kernels_declare() {
+        let tables = [
+            attention::PARAMETERS,
+            bandwidth::PARAMETERS,
+            choose::PARAMETERS,
+            gdn::PARAMETERS,
+            linear::PARAMETERS,
+            moe::PARAMETERS,
+            norm::PARAMETERS,
+            pack::PARAMETERS,
+            sample::PARAMETERS,
+        ];
+        for image in images() {
+            let facts = facts(&image.text().unwrap());
+            for &entry in image.entries {
+                let rows = tables.iter().flat_map(|t| t.iter()).filter(|(name, _)| entry.starts_with(name));
+                let sizes: Vec<usize> = rows.map(|(_, size)| *size).collect();
+                assert_eq!(sizes, [facts[entry].parameter], "{entry} of {}.{}", image.family, image.target);
+            }
+        }
     }
 }

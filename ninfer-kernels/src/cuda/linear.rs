@@ -297,3 +297,7 @@ impl LinearOps for Cuda {
         })
     }
 }
+
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] = &[("linear_", size_of::<LinearArg>())];

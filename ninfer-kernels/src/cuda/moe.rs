@@ -205,9 +205,17 @@ impl MoeOps for Cuda {
                 h: h as i32,
                 k: k as i32,
             };
-            let how = Launch { grid: [h.div_ceil(256) as u32, t as u32, 1], block: 256, shared: 0 };
+            let how = Launch { grid: [t as u32, h.div_ceil(256) as u32, 1], block: 256, shared: 0 };
             // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.
             unsafe { queue.launch(self, FAMILY, "moe_combine", how, &arguments) }
         })
     }
 }
+
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] = &[
+    ("moe_top_k", size_of::<TopKArg>()),
+    ("moe_group", size_of::<GroupArg>()),
+    ("moe_combine", size_of::<CombineArg>()),
+];

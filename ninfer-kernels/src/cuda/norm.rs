@@ -258,3 +258,13 @@ impl NormOps for Cuda {
         })
     }
 }
+
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] = &[
+    ("norm_rows", size_of::<StageArg>()),
+    ("embed_rows", size_of::<EmbedArg>()),
+    ("stem_rows", size_of::<StemArg>()),
+    ("round_rows", size_of::<RoundArg>()),
+    ("copy_rows", size_of::<CopyArg>()),
+];

@@ -465,6 +465,11 @@ impl State {
     }
 }
 
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] =
+    &[("pack_", size_of::<PackArg>()), ("fill_records", size_of::<FillArg>())];
+
 #[cfg(test)]
 mod tests {
     use ninfer_core::format::GroupFormat;

@@ -145,3 +145,8 @@ impl SampleOps for Cuda {
         })
     }
 }
+
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] =
+    &[("sample_count", size_of::<CountArg>()), ("sample_accept", size_of::<AcceptArg>())];
