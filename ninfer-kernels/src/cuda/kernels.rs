@@ -85,6 +85,12 @@ fn facts(ptx: &str) -> HashMap<String, Facts> {
     entries.collect()
 }
 
+/// A module with what its text says of its kernels.
+struct LoadedModule {
+    module: Module,
+    facts: HashMap<String, Facts>,
+}
+
 #[derive(Default)]
 struct Loaded {
     modules: HashMap<(&'static str, Target), (Module, HashMap<String, Facts>)>,
@@ -116,17 +122,17 @@ impl Kernels {
             None => {
                 let image = self.image(family, name)?;
                 let key = (family, image.target);
-                let (module, facts) = match loaded.modules.entry(key) {
+                let loaded_module = match loaded.modules.entry(key) {
                     Entry::Occupied(known) => known.into_mut(),
                     Entry::Vacant(place) => {
                         let label = format!("{family}.{}", image.target);
                         let text = image.text()?;
                         let module = Module::load(&self.context, &label, &text)?;
-                        place.insert((module, facts(&text)))
+                        place.insert(LoadedModule { module, facts: facts(&text) })
                     }
                 };
-                let mut function = module.function(name)?;
-                if let Some(facts) = facts.get(name) {
+                let mut function = loaded_module.module.function(name)?;
+                if let Some(facts) = loaded_module.facts.get(name) {
                     (function.overlaps, function.parameter) = (facts.waits, facts.parameter);
                 }
                 (function, image.target, 48 << 10)
