@@ -93,7 +93,8 @@ struct LoadedModule {
 
 #[derive(Default)]
 struct Loaded {
-    modules: HashMap<(&'static str, Target), (Module, HashMap<String, Facts>)>,
+    /// By family and target.
+    modules: HashMap<(&'static str, Target), LoadedModule>,
     functions: HashMap<&'static str, (Function, Target, u32)>,
 }
 
