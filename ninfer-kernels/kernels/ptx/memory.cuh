@@ -2,15 +2,6 @@
 #pragma once
 #include "common/types.cuh"
 
-// 16 bytes that are read once: past L1.
-__device__ __forceinline__ uint4 load_stream(const void* p) {
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
 // 16 bytes that are read often, or zeros, without a branch.
 __device__ __forceinline__ uint4 load_or_zero(const void* p, bool valid) {
     uint4 v;

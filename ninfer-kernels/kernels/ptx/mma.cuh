@@ -26,11 +26,4 @@ __device__ __forceinline__ void load_matrix_x4(u32 (&r)[4], u32 address) {
                  : "r"(address));
 }
 
-// The same, each matrix transposed.
-__device__ __forceinline__ void load_matrix_x4_transposed(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
 __device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
