@@ -83,7 +83,12 @@ impl DeviceChoice {
         match self {
             Self::Auto if threads.is_none() => match cuda(0) {
                 Ok(gpu) => Ok(gpu),
-                Err(_) => cpu(None),
+                // No GPU is the usual case; one that cannot be used is worth a word.
+                Err(ninfer_core::Error::NoDriver { .. } | ninfer_core::Error::Unsupported { .. }) => cpu(None),
+                Err(error) => {
+                    eprintln!("running on the processor: {error} ({})", error.help());
+                    cpu(None)
+                }
             },
             Self::Auto | Self::Cpu => cpu(threads),
             Self::Cuda(number) => Ok(cuda(number)?),
