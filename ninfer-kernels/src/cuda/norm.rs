@@ -16,6 +16,8 @@ use super::weight::{RECORD_COLUMNS, WeightArg};
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
+/// Columns that a thread takes at once.
+const PIECE: usize = 8;
 const FAMILY: &str = "norm";
 
 /// `Stage` of `norm.cu`.
@@ -192,7 +194,8 @@ impl NormOps for Cuda {
                 y: (&op.output).into(),
                 report: queue.report_address(),
             };
-            let how = Launch { grid: [op.batch.rows as u32, 1, 1], block: BLOCK, shared: 0 };
+            let blocks = op.table.cols().div_ceil(PIECE * BLOCK as usize);
+            let how = Launch { grid: [op.batch.rows as u32, blocks as u32, 1], block: BLOCK, shared: 0 };
             // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder, ids by the kernel.
             unsafe { queue.launch(self, FAMILY, "embed_rows", how, &arguments) }
         })
@@ -229,8 +232,8 @@ impl NormOps for Cuda {
             let input = staged_at(space, rows, 2 * h, precision);
             round_rows(self, queue, both, (rows, 2 * h), input)?;
             let targets = [Target { weight: &op.fc, out: (&op.output).into(), rows: op.fc.rows(), pair: false }];
-            let epilogue = Epilogue::Store;
-            multiply(self, queue, &Product { input, columns: rows, epilogue, groups: None, targets: &targets })
+            let (profile, epilogue) = (op.batch.profile, Epilogue::Store);
+            multiply(self, queue, &Product { profile, input, columns: rows, epilogue, groups: None, targets: &targets })
         })
     }
 

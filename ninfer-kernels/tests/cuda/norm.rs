@@ -24,12 +24,28 @@ fn rms_norm<B: NormOps>(side: &mut Side<B>, x: &[f32], gain: &[f32], rows: usize
 #[test]
 fn rms_norm_is_the_cpu_operation() {
     let Some(gpu) = gpu() else { return };
-    for (rows, h) in [(1, 1), (3, 7), (5, 256), (17, 2048), (129, 5120), (1000, 33)] {
+    for (rows, h) in [(1, 1), (3, 7), (5, 256), (17, 2048), (129, 5120), (1000, 33), (2, 8192), (3, 8200), (2, 9999)] {
         let mut rng = Rng::new((rows * h) as u64);
         let (x, gain) = (exact(rng.values(rows * h, 3.0)), rng.values(h, 0.5));
         let expected = rms_norm(&mut Side::cpu(), &x, &gain, rows);
         let got = rms_norm(&mut Side::new(gpu.clone()), &x, &gain, rows);
         near(&format!("[{rows}, {h}]"), &got, &expected, NORM);
+    }
+}
+
+/// A row has the same bits whatever rows are beside it.
+#[test]
+fn rms_norm_of_a_row_depends_on_that_row_alone() {
+    let Some(gpu) = gpu() else { return };
+    for h in [7, 2048, 5120, 8200] {
+        let rows = 9;
+        let mut rng = Rng::new(h as u64);
+        let (x, gain) = (exact(rng.values(rows * h, 3.0)), rng.values(h, 0.5));
+        let all = rms_norm(&mut Side::new(gpu.clone()), &x, &gain, rows);
+        for (row, expected) in all.chunks(h).enumerate() {
+            let got = rms_norm(&mut Side::new(gpu.clone()), &x[row * h..][..h], &gain, 1);
+            same(&format!("row {row} of {h} columns"), &got, expected);
+        }
     }
 }
 
@@ -50,7 +66,7 @@ fn embed<B: NormOps>(side: &mut Side<B>, table: &Stored, ids: &[u32]) -> Vec<f32
 fn embedding_rows_in_every_format() {
     let Some(gpu) = gpu() else { return };
     for format in FORMATS {
-        for (v, h) in [(37, 64), (300, 272), (5, 16)] {
+        for (v, h) in [(37, 64), (300, 272), (5, 16), (33, 2064)] {
             let mut rng = Rng::new((v * h) as u64);
             let table = Stored::random(format.0, format.1, v, h, 0.3, &mut rng);
             let mut ids: Vec<u32> = (0..20).map(|_| rng.below(v) as u32).collect();
@@ -105,7 +121,7 @@ fn stem<B: NormOps>(side: &mut Side<B>, table: &Stored, fc: &Stored, hidden: &[f
 #[test]
 fn mtp_stem_is_the_cpu_operation() {
     let Some(gpu) = gpu() else { return };
-    for (h, rows) in [(16, 1), (48, 5), (256, 17), (40, 128)] {
+    for (h, rows) in [(16, 1), (48, 5), (256, 17), (40, 128), (2064, 3)] {
         let mut rng = Rng::new((h + rows) as u64);
         let table = Stored::random(FORMATS[1].0, FORMATS[1].1, 11, h, 0.3, &mut rng);
         let fc = Stored::random(ninfer_core::WeightFormat::Bf16, false, h, 2 * h, 0.1, &mut rng);
