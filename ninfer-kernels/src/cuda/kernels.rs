@@ -191,7 +191,7 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    use crate::cuda::{attention, bandwidth, choose, gdn, linear, moe, norm, pack, sample};
+    use crate::cuda::{attention, bandwidth, choose, gdn, linear, moe, norm, pack, sample, tile};
 
     #[test]
     fn facts_are_read_from_the_text() {
@@ -218,6 +218,7 @@ mod tests {
             norm::PARAMETERS,
             pack::PARAMETERS,
             sample::PARAMETERS,
+            tile::PARAMETERS,
         ];
         for image in images() {
             let facts = facts(&image.text().unwrap());

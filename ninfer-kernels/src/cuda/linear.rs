@@ -3,6 +3,7 @@
 use ninfer_core::Result;
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::ops::{LinearOps, Norm, Project, ProjectAdd, Swiglu};
+use ninfer_core::segment::Profile;
 use ninfer_core::view::View;
 
 use super::Cuda;
@@ -10,6 +11,7 @@ use super::buffer::Matrix;
 use super::driver::Launch;
 use super::norm::{Staged, stage, staged_bytes};
 use super::queue::CudaQueue;
+use super::tile;
 use super::weight::{CudaWeight, Piece, ROW_BLOCK, RecordFormat, WeightArg};
 
 /// Matrices of one launch.
@@ -84,6 +86,7 @@ pub(super) struct Groups {
 
 /// A product of one staged input with some matrices.
 pub(super) struct Product<'a> {
+    pub(super) profile: Profile,
     pub(super) input: Staged,
     pub(super) columns: usize,
     pub(super) epilogue: Epilogue,
@@ -149,9 +152,9 @@ pub(super) fn tile_columns(columns: usize, pair: bool) -> usize {
 }
 
 /// Rows of one format of a matrix, and where their results go.
-struct Part<'a> {
-    target: &'a Target<'a>,
-    piece: &'a Piece,
+pub(super) struct Part<'a> {
+    pub(super) target: &'a Target<'a>,
+    pub(super) piece: &'a Piece,
 }
 
 /// Launches a product: one kernel for all rows of a format.
@@ -164,6 +167,7 @@ pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<
         }
         rest.extend(pieces.iter().map(|piece| Part { target, piece }));
     }
+    rest = tile::multiply(backend, queue, product, rest)?;
     while let Some(first) = rest.first() {
         let format = first.piece.layout.format;
         let (mut now, later): (Vec<_>, Vec<_>) = rest.into_iter().partition(|p| p.piece.layout.format == format);
@@ -251,6 +255,7 @@ pub(super) fn needs_any(rows: usize) -> bool {
 fn project_parts(
     backend: &Cuda,
     queue: &mut CudaQueue,
+    profile: Profile,
     input: &View<Cuda>,
     norm: Option<&Norm<Cuda>>,
     epilogue: Epilogue,
@@ -263,7 +268,7 @@ fn project_parts(
         let precision = first.weight.activations();
         let (now, later): (Vec<_>, Vec<_>) = rest.into_iter().partition(|t| t.weight.activations() == precision);
         let input = stage(backend, queue, input, norm, precision, space)?;
-        multiply(backend, queue, &Product { input, columns, epilogue, groups: None, targets: &now })?;
+        multiply(backend, queue, &Product { profile, input, columns, epilogue, groups: None, targets: &now })?;
         rest = later;
     }
     Ok(())
@@ -277,7 +282,7 @@ impl LinearOps for Cuda {
                 .iter()
                 .map(|(weight, out)| Target { weight, out: out.into(), rows: weight.rows(), pair: false })
                 .collect();
-            project_parts(self, queue, &op.input, op.norm.as_ref(), Epilogue::Store, targets)
+            project_parts(self, queue, op.batch.profile, &op.input, op.norm.as_ref(), Epilogue::Store, targets)
         })
     }
 
@@ -285,7 +290,7 @@ impl LinearOps for Cuda {
         queue.submit(op, |queue, op| {
             let out = Matrix::from(&op.residual);
             let targets = vec![Target { weight: &op.weight, out, rows: op.weight.rows(), pair: false }];
-            project_parts(self, queue, &op.input, None, Epilogue::Add, targets)
+            project_parts(self, queue, op.batch.profile, &op.input, None, Epilogue::Add, targets)
         })
     }
 
@@ -293,7 +298,7 @@ impl LinearOps for Cuda {
         queue.submit(op, |queue, op| {
             let rows = op.output.cols();
             let targets = vec![Target { weight: &op.gate_up, out: Matrix::from(&op.output), rows, pair: true }];
-            project_parts(self, queue, &op.input, op.norm.as_ref(), Epilogue::Store, targets)
+            project_parts(self, queue, op.batch.profile, &op.input, op.norm.as_ref(), Epilogue::Store, targets)
         })
     }
 }

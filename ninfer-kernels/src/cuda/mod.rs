@@ -25,6 +25,7 @@ mod queue;
 mod report;
 mod reserve;
 mod sample;
+mod tile;
 mod weight;
 
 use std::fmt;

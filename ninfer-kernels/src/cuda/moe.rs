@@ -4,6 +4,7 @@ use ninfer_core::Result;
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::format::ActivationPrecision;
 use ninfer_core::ops::{Experts, MoeOps, Route};
+use ninfer_core::segment::Profile;
 
 use super::Cuda;
 use super::batch::BatchArg;
@@ -12,6 +13,7 @@ use super::driver::Launch;
 use super::linear::{Epilogue, Groups, Product, Target, multiply, needs_any, tile_columns};
 use super::norm::{Staged, norm_into, round_rows, stage, staged_at, staged_bytes};
 use super::queue::CudaQueue;
+use super::tile;
 use super::weight::{CudaWeight, RECORD_COLUMNS};
 
 const FAMILY: &str = "moe";
@@ -63,6 +65,7 @@ fn tile_capacity(pairs: usize, experts: usize, width: usize) -> usize {
 
 /// Two products in a row of one expert kind: `down · (silu(gate x) ⊙ up x)`, as f32 rows of `out`.
 struct FeedForward<'a> {
+    profile: Profile,
     gate_up: &'a CudaWeight,
     down: &'a CudaWeight,
     /// Columns of `down`.
@@ -94,7 +97,8 @@ impl FeedForward<'_> {
             false => (Matrix::at(self.mid, self.width), Epilogue::Float),
         };
         let targets = [Target { weight: self.gate_up, out, rows: self.width, pair: true }];
-        let product = Product { input: self.input, columns: self.columns, epilogue, groups: first, targets: &targets };
+        let (profile, columns) = (self.profile, self.columns);
+        let product = Product { profile, input: self.input, columns, epilogue, groups: first, targets: &targets };
         multiply(backend, queue, &product)?;
         if !native {
             round_rows(backend, queue, out, (self.rows, self.width), input)?;
@@ -102,7 +106,7 @@ impl FeedForward<'_> {
         let targets = [Target { weight: self.down, out: self.out, rows: self.h, pair: false }];
         let groups = self.groups.map(|g| Groups { pairs_per_row: 1, ..g });
         let epilogue = Epilogue::Float;
-        multiply(backend, queue, &Product { input, columns: self.columns, epilogue, groups, targets: &targets })
+        multiply(backend, queue, &Product { profile, input, columns, epilogue, groups, targets: &targets })
     }
 }
 
@@ -117,8 +121,8 @@ impl MoeOps for Cuda {
                 Target { weight: &op.router, out: Matrix::at(logits, count), rows: count, pair: false },
                 Target { weight: &op.shared_gate, out: Matrix::at(gate, 1), rows: 1, pair: false },
             ];
-            let epilogue = Epilogue::Float;
-            multiply(self, queue, &Product { input, columns: t, epilogue, groups: None, targets: &targets })?;
+            let (profile, epilogue) = (op.batch.profile, Epilogue::Float);
+            multiply(self, queue, &Product { profile, input, columns: t, epilogue, groups: None, targets: &targets })?;
             let arguments = TopKArg {
                 logits: Matrix::at(logits, count),
                 gate,
@@ -142,7 +146,12 @@ impl MoeOps for Cuda {
             let (pairs, count) = (t * k, op.down.rows() / h);
             let any = needs_any(width) || needs_any(h);
             // Tiles are as wide as the pairs of an expert are likely to be.
-            let tile = if any { 8 } else { tile_columns(pairs.div_ceil(count.max(1)), true) };
+            let likely = pairs.div_ceil(count.max(1));
+            let tile = match tile::group_columns(self, op.batch.profile, [&op.gate_up, &op.down], likely) {
+                Some(columns) if !any => columns,
+                _ if any => 8,
+                _ => tile_columns(likely, true),
+            };
             let capacity = tile_capacity(pairs, count, tile);
             let widest = width.max(shared);
             let [order, tiles, space, mid, staged, routed, own] = queue.scratch([
@@ -170,6 +179,7 @@ impl MoeOps for Cuda {
             let (routed, own) = (Matrix::at(routed, h), Matrix::at(own, h));
             let groups = Groups { tiles, order, capacity, width: tile, pairs_per_row: k };
             FeedForward {
+                profile: op.batch.profile,
                 gate_up: &op.gate_up,
                 down: &op.down,
                 width,
@@ -184,6 +194,7 @@ impl MoeOps for Cuda {
             }
             .run(self, queue)?;
             FeedForward {
+                profile: op.batch.profile,
                 gate_up: &op.shared_gate_up,
                 down: &op.shared_down,
                 width: shared,

@@ -3,6 +3,7 @@
 use ninfer_core::Result;
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::ops::{Accept, Choose, Count, Head, HeadArgmax, SampleOps};
+use ninfer_core::segment::Profile;
 use ninfer_core::view::View;
 
 use super::Cuda;
@@ -56,6 +57,7 @@ struct AcceptArg {
 fn logits(
     backend: &Cuda,
     queue: &mut CudaQueue,
+    profile: Profile,
     input: &View<Cuda>,
     head: &CudaWeight,
     out: Matrix,
@@ -63,16 +65,15 @@ fn logits(
 ) -> Result<()> {
     let staged = stage(backend, queue, input, None, head.activations(), space)?;
     let targets = [Target { weight: head, out, rows: head.rows(), pair: false }];
-    let product =
-        Product { input: staged, columns: input.rows(), epilogue: Epilogue::Float, groups: None, targets: &targets };
-    multiply(backend, queue, &product)
+    let (columns, epilogue) = (input.rows(), Epilogue::Float);
+    multiply(backend, queue, &Product { profile, input: staged, columns, epilogue, groups: None, targets: &targets })
 }
 
 impl SampleOps for Cuda {
     fn head(&self, queue: &mut CudaQueue, op: Head<Self>) -> Result<()> {
         queue.submit(op, |queue, op| {
             let [space] = queue.scratch([staged_bytes(op.input.rows(), op.input.cols())])?;
-            logits(self, queue, &op.input, &op.head, (&op.logits).into(), space)
+            logits(self, queue, op.batch.profile, &op.input, &op.head, (&op.logits).into(), space)
         })
     }
 
@@ -87,7 +88,7 @@ impl SampleOps for Cuda {
                 let part = first..(first + most).min(rows);
                 let (input, output) = (op.input.row_range(part.clone())?, op.output.row_range(part.clone())?);
                 let products = Matrix::at(products, vocab);
-                logits(self, queue, &input, &op.head, products, space)?;
+                logits(self, queue, op.batch.profile, &input, &op.head, products, space)?;
                 let source = Source::greedy((&op.batch).into(), products, op.limit, (&output).into());
                 choose(self, queue, &source, part.len(), choice)?;
             }
