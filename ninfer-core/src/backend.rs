@@ -12,6 +12,9 @@ pub trait DeviceBuffer: Clone + Debug + Send + Sync + 'static {
     /// Length in bytes.
     fn len(&self) -> usize;
 
+    /// Whether both are handles to the same memory.
+    fn is_same(&self, other: &Self) -> bool;
+
     /// Whether the length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -164,7 +167,7 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
 
 /// Access to the operations of a queue, and to nothing else of it.
 ///
-/// Each method checks the shapes of its operation and hands it to the backend, which runs or records it. The methods are
+/// Each method checks the shapes of its operation, and that nothing it writes overlaps another of its views, and hands it to the backend, which runs or records it. The methods are
 /// in [`crate::ops`], beside the operations.
 #[derive(Debug)]
 pub struct Recorder<'a, B: Backend> {

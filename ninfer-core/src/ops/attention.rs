@@ -4,7 +4,7 @@ use super::{Check, recorder_methods};
 use crate::backend::Backend;
 use crate::memory::KvFormat;
 use crate::segment::{Batch, PAGE_TOKENS};
-use crate::{DType, Error, Result, View};
+use crate::{DType, Result, View};
 
 /// The paged cache of one layer.
 ///
@@ -40,28 +40,26 @@ pub struct KvScales<B: Backend> {
 }
 
 impl<B: Backend> KvLayer<B> {
-    pub(crate) fn check(&self, c: Check, head_dim: usize) -> Result<()> {
+    fn check<'a>(&'a self, c: &mut Check<'a, B>, head_dim: usize, written: bool) -> Result<()> {
+        let store = if written { Check::write } else { Check::read };
         c.at_least("KV heads", 1, self.heads)?;
         c.divides("rows of the key pages", self.heads * PAGE_TOKENS, self.keys.rows())?;
-        c.view("keys", &self.keys, self.keys.dtype(), self.keys.rows(), head_dim)?;
-        c.view("values", &self.values, self.keys.dtype(), self.keys.rows(), head_dim)?;
+        store(c, "keys", &self.keys, self.keys.dtype(), self.keys.rows(), head_dim)?;
+        store(c, "values", &self.values, self.keys.dtype(), self.keys.rows(), head_dim)?;
         let groups = KvFormat::of(self.keys.dtype()).map_or(0, |format| format.scale_groups(head_dim));
         match (&self.scales, groups) {
             (None, 0) => {}
             (Some(scales), 1..) => {
-                c.view("key scales", &scales.keys, DType::F16, self.keys.rows(), groups)?;
-                c.view("value scales", &scales.values, DType::F16, self.keys.rows(), groups)?;
+                store(c, "key scales", &scales.keys, DType::F16, self.keys.rows(), groups)?;
+                store(c, "value scales", &scales.values, DType::F16, self.keys.rows(), groups)?;
             }
             (scales, _) => {
-                return Err(Error::Shape {
-                    op: c.0,
-                    what: "scales of the KV pages",
-                    expected: format!("{groups} for a row of {}", self.keys.dtype()),
-                    got: if scales.is_some() { "some" } else { "none" }.to_owned(),
-                });
+                let expected = format!("{groups} for a row of {}", self.keys.dtype());
+                let got = if scales.is_some() { "some" } else { "none" };
+                return c.shape("scales of the KV pages", expected, got.to_owned());
             }
         }
-        c.view("pages", &self.pages, DType::I32, self.pages.rows(), self.pages.cols())
+        c.read("pages", &self.pages, DType::I32, self.pages.rows(), self.pages.cols())
     }
 }
 
@@ -105,18 +103,18 @@ pub struct RopeAppend<B: Backend> {
 
 impl<B: Backend> RopeAppend<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("rope_append");
+        let mut c = Check::batch("rope_append", &self.batch)?;
         let (t, act, d) = (self.batch.rows, self.query.dtype(), self.gains.cols());
-        c.view("gains", &self.gains, DType::F32, 2, d)?;
+        c.read("gains", &self.gains, DType::F32, 2, d)?;
         c.divides("columns of query", d, self.query.cols())?;
-        c.view("query", &self.query, act, t, self.query.cols())?;
-        c.view("query_gate", &self.query_gate, act, t, 2 * self.query.cols())?;
-        c.view("key", &self.key, act, t, self.kv.heads * d)?;
-        c.view("value", &self.value, act, t, self.kv.heads * d)?;
+        c.write("query", &self.query, act, t, self.query.cols())?;
+        c.read("query_gate", &self.query_gate, act, t, 2 * self.query.cols())?;
+        c.read("key", &self.key, act, t, self.kv.heads * d)?;
+        c.read("value", &self.value, act, t, self.kv.heads * d)?;
         let half = self.rope.frequencies.cols();
-        c.view("frequencies", &self.rope.frequencies, DType::F32, 1, half)?;
+        c.read("frequencies", &self.rope.frequencies, DType::F32, 1, half)?;
         c.at_least("head size", 2 * half, d)?;
-        self.kv.check(c, d)
+        self.kv.check(&mut c, d, true)
     }
 }
 
@@ -142,13 +140,13 @@ pub struct Attend<B: Backend> {
 
 impl<B: Backend> Attend<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("attend");
+        let mut c = Check::batch("attend", &self.batch)?;
         let (t, act, d) = (self.batch.rows, self.query.dtype(), self.kv.keys.cols());
-        self.kv.check(c, d)?;
+        self.kv.check(&mut c, d, false)?;
         c.divides("columns of query", self.kv.heads * d, self.query.cols())?;
-        c.view("query", &self.query, act, t, self.query.cols())?;
-        c.view("query_gate", &self.query_gate, act, t, 2 * self.query.cols())?;
-        c.view("output", &self.output, act, t, self.query.cols())
+        c.read("query", &self.query, act, t, self.query.cols())?;
+        c.read("query_gate", &self.query_gate, act, t, 2 * self.query.cols())?;
+        c.write("output", &self.output, act, t, self.query.cols())
     }
 }
 

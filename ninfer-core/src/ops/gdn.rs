@@ -37,14 +37,14 @@ pub struct GdnParams<B: Backend> {
 }
 
 impl<B: Backend> GdnParams<B> {
-    fn check(&self, c: Check) -> Result<()> {
+    fn check<'a>(&'a self, c: &mut Check<'a, B>) -> Result<()> {
         let d = &self.dims;
         c.at_least("key heads", 1, d.key_heads)?;
         c.divides("value heads", d.key_heads, d.value_heads)?;
-        c.view("conv", &self.conv, DType::F32, d.channels(), d.conv_kernel)?;
-        c.view("a_log", &self.a_log, DType::F32, 1, d.value_heads)?;
-        c.view("dt_bias", &self.dt_bias, DType::F32, 1, d.value_heads)?;
-        c.view("gain", &self.gain, DType::F32, 1, d.value_dim)
+        c.read("conv", &self.conv, DType::F32, d.channels(), d.conv_kernel)?;
+        c.read("a_log", &self.a_log, DType::F32, 1, d.value_heads)?;
+        c.read("dt_bias", &self.dt_bias, DType::F32, 1, d.value_heads)?;
+        c.read("gain", &self.gain, DType::F32, 1, d.value_dim)
     }
 }
 
@@ -74,22 +74,22 @@ pub struct GdnRecord<B: Backend> {
 }
 
 impl<B: Backend> GdnRecord<B> {
-    fn check(&self, c: Check, d: &GdnShape, act: DType) -> Result<()> {
+    fn check<'a>(&'a self, c: &mut Check<'a, B>, d: &GdnShape, act: DType) -> Result<()> {
         let rows = self.columns.rows();
         c.at_least("record width", 1, self.width)?;
         c.divides("rows of the record", 2 * self.width, rows)?;
-        c.view("record columns", &self.columns, act, rows, d.channels())?;
-        c.view("record keys and values", &self.key_value, act, rows, d.keys() + d.values())?;
-        c.view("record gates", &self.gates, DType::F32, rows, 2 * d.value_heads)
+        c.write("record columns", &self.columns, act, rows, d.channels())?;
+        c.write("record keys and values", &self.key_value, act, rows, d.keys() + d.values())?;
+        c.write("record gates", &self.gates, DType::F32, rows, 2 * d.value_heads)
     }
 }
 
 impl<B: Backend> GdnState<B> {
-    fn check(&self, c: Check, d: &GdnShape, act: DType) -> Result<()> {
+    fn check<'a>(&'a self, c: &mut Check<'a, B>, d: &GdnShape, act: DType) -> Result<()> {
         c.divides("rows of the window", d.channels(), self.window.rows())?;
         let slots = self.window.rows() / d.channels();
-        c.view("window", &self.window, act, slots * d.channels(), d.conv_kernel - 1)?;
-        c.view("matrix", &self.matrix, DType::F32, slots * d.value_heads * d.key_dim, d.value_dim)
+        c.write("window", &self.window, act, slots * d.channels(), d.conv_kernel - 1)?;
+        c.write("matrix", &self.matrix, DType::F32, slots * d.value_heads * d.key_dim, d.value_dim)
     }
 }
 
@@ -134,17 +134,17 @@ pub struct GdnMix<B: Backend> {
 
 impl<B: Backend> GdnMix<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("gdn_mix");
+        let mut c = Check::batch("gdn_mix", &self.batch)?;
         let (t, d, act) = (self.batch.rows, &self.params.dims, self.output.dtype());
         c.at_least("convolution width", 2, d.conv_kernel)?;
-        self.params.check(c)?;
-        c.view("qkv", &self.qkv, act, t, d.channels())?;
-        c.view("z", &self.z, act, t, d.values())?;
-        c.view("a", &self.a, act, t, d.value_heads)?;
-        c.view("b", &self.b, act, t, d.value_heads)?;
-        c.view("output", &self.output, act, t, d.values())?;
-        self.state.check(c, d, act)?;
-        self.record.as_ref().map_or(Ok(()), |r| r.check(c, d, act))
+        self.params.check(&mut c)?;
+        c.read("qkv", &self.qkv, act, t, d.channels())?;
+        c.read("z", &self.z, act, t, d.values())?;
+        c.read("a", &self.a, act, t, d.value_heads)?;
+        c.read("b", &self.b, act, t, d.value_heads)?;
+        c.write("output", &self.output, act, t, d.values())?;
+        self.state.check(&mut c, d, act)?;
+        self.record.as_ref().map_or(Ok(()), |r| r.check(&mut c, d, act))
     }
 }
 
@@ -166,12 +166,12 @@ pub struct GdnFold<B: Backend> {
 
 impl<B: Backend> GdnFold<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("gdn_fold");
+        let mut c = Check::batch("gdn_fold", &self.batch)?;
         let act = self.state.window.dtype();
         c.at_least("convolution width", 2, self.params.dims.conv_kernel)?;
-        self.params.check(c)?;
-        self.state.check(c, &self.params.dims, act)?;
-        self.record.check(c, &self.params.dims, act)
+        self.params.check(&mut c)?;
+        self.state.check(&mut c, &self.params.dims, act)?;
+        self.record.check(&mut c, &self.params.dims, act)
     }
 }
 

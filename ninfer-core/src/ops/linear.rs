@@ -22,15 +22,15 @@ pub struct Project<B: Backend> {
 
 impl<B: Backend> Project<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("project");
+        let mut c = Check::batch("project", &self.batch)?;
         let (t, k, act) = (self.batch.rows, self.input.cols(), self.input.dtype());
-        c.view("input", &self.input, act, t, k)?;
+        c.read("input", &self.input, act, t, k)?;
         if let Some(norm) = &self.norm {
-            norm.check(c, k)?;
+            norm.check(&mut c, k)?;
         }
         c.at_least("number of parts", 1, self.parts.len())?;
         for (w, out) in &self.parts {
-            c.view("output", out, act, t, w.rows())?;
+            c.write("output", out, act, t, w.rows())?;
             c.weight("weight", w, out.cols(), k)?;
         }
         Ok(())
@@ -52,10 +52,10 @@ pub struct ProjectAdd<B: Backend> {
 
 impl<B: Backend> ProjectAdd<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("project_add");
+        let mut c = Check::batch("project_add", &self.batch)?;
         let t = self.batch.rows;
-        c.view("input", &self.input, self.residual.dtype(), t, self.weight.cols())?;
-        c.view("residual", &self.residual, self.residual.dtype(), t, self.weight.rows())
+        c.read("input", &self.input, self.residual.dtype(), t, self.weight.cols())?;
+        c.write("residual", &self.residual, self.residual.dtype(), t, self.weight.rows())
     }
 }
 
@@ -76,13 +76,13 @@ pub struct Swiglu<B: Backend> {
 
 impl<B: Backend> Swiglu<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("swiglu");
+        let mut c = Check::batch("swiglu", &self.batch)?;
         let (t, h) = (self.batch.rows, self.input.cols());
-        c.view("input", &self.input, self.input.dtype(), t, h)?;
+        c.read("input", &self.input, self.input.dtype(), t, h)?;
         if let Some(norm) = &self.norm {
-            norm.check(c, h)?;
+            norm.check(&mut c, h)?;
         }
-        c.view("output", &self.output, self.input.dtype(), t, self.output.cols())?;
+        c.write("output", &self.output, self.input.dtype(), t, self.output.cols())?;
         c.weight("gate_up", &self.gate_up, 2 * self.output.cols(), h)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An operation is as large as the fused kernel that a good engine wants, so that faster routes never change these
 //! traits. Each is one method of a family with one parameter struct of named fields; [`Recorder`](crate::Recorder) checks
-//! its shapes in one place for all backends. The CPU backend's plain f32 loops are the definition of every operation.
+//! it in one place for all backends: shapes, element types, and that no written view overlaps another. The CPU backend's plain f32 loops are the definition of every operation.
 //!
 //! Notation: `T` rows of the call, `H` hidden size, `V` vocabulary rows, `Hq`/`Hkv`/`D` attention heads and head size,
 //! `Hk`/`Hv`/`dk`/`dv` Gated-DeltaNet heads and sizes, `C = 2·Hk·dk + Hv·dv`, `E` experts, `k` experts per token. "act" is
@@ -12,6 +12,7 @@
 //! [`ActivationPrecision`](crate::format::ActivationPrecision) says: usually nothing.
 
 pub mod attention;
+mod check;
 pub mod gdn;
 pub mod linear;
 pub mod moe;
@@ -25,67 +26,12 @@ pub use moe::{Experts, MoeOps, Route};
 pub use norm::{CopyRows, Embed, MtpStem, Norm, NormOps, RmsNorm};
 pub use sample::{Accept, Choose, Count, Head, HeadArgmax, SampleOps};
 
-use crate::backend::{Backend, DeviceWeight};
-use crate::{DType, Error, Result, View};
+pub(crate) use check::Check;
 
 /// All families together.
 pub trait Ops: LinearOps + NormOps + AttentionOps + GdnOps + MoeOps + SampleOps {}
 
 impl<B: LinearOps + NormOps + AttentionOps + GdnOps + MoeOps + SampleOps> Ops for B {}
-
-/// Shape checks of one operation.
-#[derive(Clone, Copy)]
-pub(crate) struct Check(pub(crate) &'static str);
-
-impl Check {
-    pub(crate) fn view<B: Backend>(
-        self,
-        what: &'static str,
-        view: &View<B>,
-        dtype: DType,
-        rows: usize,
-        cols: usize,
-    ) -> Result<()> {
-        if view.dtype() != dtype {
-            return Err(Error::WrongDType { op: self.0, what, expected: dtype, got: view.dtype() });
-        }
-        if (view.rows(), view.cols()) != (rows, cols) {
-            return Err(Error::Shape {
-                op: self.0,
-                what,
-                expected: format!("[{rows}, {cols}]"),
-                got: format!("[{}, {}]", view.rows(), view.cols()),
-            });
-        }
-        Ok(())
-    }
-
-    pub(crate) fn weight<W: DeviceWeight>(self, what: &'static str, w: &W, rows: usize, cols: usize) -> Result<()> {
-        if (w.rows(), w.cols()) != (rows, cols) {
-            return Err(Error::Shape {
-                op: self.0,
-                what,
-                expected: format!("[{rows}, {cols}]"),
-                got: format!("[{}, {}]", w.rows(), w.cols()),
-            });
-        }
-        Ok(())
-    }
-
-    pub(crate) fn at_least(self, what: &'static str, least: usize, got: usize) -> Result<()> {
-        if got >= least {
-            return Ok(());
-        }
-        Err(Error::Shape { op: self.0, what, expected: format!("at least {least}"), got: got.to_string() })
-    }
-
-    pub(crate) fn divides(self, what: &'static str, divisor: usize, value: usize) -> Result<()> {
-        if divisor != 0 && value.is_multiple_of(divisor) {
-            return Ok(());
-        }
-        Err(Error::Shape { op: self.0, what, expected: format!("a multiple of {divisor}"), got: value.to_string() })
-    }
-}
 
 /// Declares the recorder's methods of a family: check the operation, then hand it to the backend.
 macro_rules! recorder_methods {
@@ -95,7 +41,8 @@ macro_rules! recorder_methods {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// Shape and dtype errors naming the argument, and what the backend reports.
+                /// Shape and dtype errors naming the argument, [`Error::Aliased`](crate::Error::Aliased) for a written view that
+                /// overlaps another one, and what the backend reports.
                 pub fn $name(&mut self, op: $op<B>) -> crate::Result<()> {
                     op.check()?;
                     self.backend.$name(self.queue, op)

@@ -31,17 +31,17 @@ pub struct Route<B: Backend> {
 
 impl<B: Backend> Route<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("route");
+        let mut c = Check::batch("route", &self.batch)?;
         let (t, h, act, k) = (self.batch.rows, self.input.cols(), self.input.dtype(), self.experts.cols());
-        c.view("input", &self.input, act, t, h)?;
-        self.norm.check(c, h)?;
-        c.view("hidden", &self.hidden, act, t, h)?;
+        c.read("input", &self.input, act, t, h)?;
+        self.norm.check(&mut c, h)?;
+        c.write("hidden", &self.hidden, act, t, h)?;
         c.at_least("experts per token", 1, k)?;
         c.at_least("experts", k, self.router.rows())?;
         c.weight("router", &self.router, self.router.rows(), h)?;
         c.weight("shared_gate", &self.shared_gate, 1, h)?;
-        c.view("experts", &self.experts, DType::I32, t, k)?;
-        c.view("weights", &self.weights, DType::F32, t, k + 1)
+        c.write("experts", &self.experts, DType::I32, t, k)?;
+        c.write("weights", &self.weights, DType::F32, t, k + 1)
     }
 }
 
@@ -73,12 +73,12 @@ pub struct Experts<B: Backend> {
 
 impl<B: Backend> Experts<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("experts");
+        let mut c = Check::batch("experts", &self.batch)?;
         let (t, h, act, k) = (self.batch.rows, self.hidden.cols(), self.hidden.dtype(), self.experts.cols());
-        c.view("hidden", &self.hidden, act, t, h)?;
-        c.view("experts", &self.experts, DType::I32, t, k)?;
-        c.view("weights", &self.weights, DType::F32, t, k + 1)?;
-        c.view("residual", &self.residual, act, t, h)?;
+        c.read("hidden", &self.hidden, act, t, h)?;
+        c.read("experts", &self.experts, DType::I32, t, k)?;
+        c.read("weights", &self.weights, DType::F32, t, k + 1)?;
+        c.write("residual", &self.residual, act, t, h)?;
         c.divides("rows of down", h, self.down.rows())?;
         let (experts, width, shared) = (self.down.rows() / h, self.down.cols(), self.shared_down.cols());
         c.weight("gate_up", &self.gate_up, experts * 2 * width, h)?;

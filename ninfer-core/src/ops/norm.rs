@@ -17,8 +17,8 @@ pub struct Norm<B: Backend> {
 }
 
 impl<B: Backend> Norm<B> {
-    pub(crate) fn check(&self, c: Check, width: usize) -> Result<()> {
-        c.view("gain", &self.gain, DType::F32, 1, width)
+    pub(crate) fn check<'a>(&'a self, c: &mut Check<'a, B>, width: usize) -> Result<()> {
+        c.read("gain", &self.gain, DType::F32, 1, width)
     }
 }
 
@@ -37,9 +37,9 @@ pub struct Embed<B: Backend> {
 
 impl<B: Backend> Embed<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("embed");
-        c.view("ids", &self.ids, DType::U32, self.batch.rows, 1)?;
-        c.view("output", &self.output, self.output.dtype(), self.batch.rows, self.table.cols())
+        let mut c = Check::batch("embed", &self.batch)?;
+        c.read("ids", &self.ids, DType::U32, self.batch.rows, 1)?;
+        c.write("output", &self.output, self.output.dtype(), self.batch.rows, self.table.cols())
     }
 }
 
@@ -58,11 +58,11 @@ pub struct RmsNorm<B: Backend> {
 
 impl<B: Backend> RmsNorm<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("rms_norm");
+        let mut c = Check::batch("rms_norm", &self.batch)?;
         let (t, h, act) = (self.batch.rows, self.input.cols(), self.input.dtype());
-        c.view("input", &self.input, act, t, h)?;
-        self.norm.check(c, h)?;
-        c.view("output", &self.output, act, t, h)
+        c.read("input", &self.input, act, t, h)?;
+        self.norm.check(&mut c, h)?;
+        c.write("output", &self.output, act, t, h)
     }
 }
 
@@ -93,15 +93,15 @@ pub struct MtpStem<B: Backend> {
 
 impl<B: Backend> MtpStem<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("mtp_stem");
+        let mut c = Check::batch("mtp_stem", &self.batch)?;
         let (t, h, act) = (self.batch.rows, self.table.cols(), self.output.dtype());
-        c.view("ids", &self.ids, DType::U32, t, 1)?;
-        c.view("index", &self.index, DType::I32, t, 1)?;
-        c.view("hidden", &self.hidden, act, self.hidden.rows(), h)?;
-        self.embedding_norm.check(c, h)?;
-        self.hidden_norm.check(c, h)?;
+        c.read("ids", &self.ids, DType::U32, t, 1)?;
+        c.read("index", &self.index, DType::I32, t, 1)?;
+        c.read("hidden", &self.hidden, act, self.hidden.rows(), h)?;
+        self.embedding_norm.check(&mut c, h)?;
+        self.hidden_norm.check(&mut c, h)?;
         c.weight("fc", &self.fc, h, 2 * h)?;
-        c.view("output", &self.output, act, t, h)
+        c.write("output", &self.output, act, t, h)
     }
 }
 
@@ -122,11 +122,12 @@ pub struct CopyRows<B: Backend> {
 
 impl<B: Backend> CopyRows<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("copy_rows");
+        let mut c = Check::new("copy_rows");
         let n = self.src_index.rows();
-        c.view("src_index", &self.src_index, DType::I32, n, 1)?;
-        c.view("dst_index", &self.dst_index, DType::I32, n, 1)?;
-        c.view("dst", &self.dst, self.src.dtype(), self.dst.rows(), self.src.cols())
+        c.read("src", &self.src, self.src.dtype(), self.src.rows(), self.src.cols())?;
+        c.read("src_index", &self.src_index, DType::I32, n, 1)?;
+        c.read("dst_index", &self.dst_index, DType::I32, n, 1)?;
+        c.write("dst", &self.dst, self.src.dtype(), self.dst.rows(), self.src.cols())
     }
 }
 

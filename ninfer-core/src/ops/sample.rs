@@ -21,10 +21,10 @@ pub struct Head<B: Backend> {
 
 impl<B: Backend> Head<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("head");
+        let mut c = Check::batch("head", &self.batch)?;
         let t = self.batch.rows;
-        c.view("input", &self.input, self.input.dtype(), t, self.head.cols())?;
-        c.view("logits", &self.logits, DType::F32, t, self.head.rows())
+        c.read("input", &self.input, self.input.dtype(), t, self.head.cols())?;
+        c.write("logits", &self.logits, DType::F32, t, self.head.rows())
     }
 }
 
@@ -47,12 +47,12 @@ pub struct HeadArgmax<B: Backend> {
 
 impl<B: Backend> HeadArgmax<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("head_argmax");
+        let mut c = Check::batch("head_argmax", &self.batch)?;
         let t = self.batch.rows;
-        c.view("input", &self.input, self.input.dtype(), t, self.head.cols())?;
+        c.read("input", &self.input, self.input.dtype(), t, self.head.cols())?;
         c.at_least("vocabulary limit", 1, self.limit)?;
         c.at_least("rows of the head", self.limit, self.head.rows())?;
-        c.view("output", &self.output, DType::U32, t, 1)
+        c.write("output", &self.output, DType::U32, t, 1)
     }
 }
 
@@ -81,15 +81,15 @@ pub struct Choose<B: Backend> {
 
 impl<B: Backend> Choose<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("choose");
+        let mut c = Check::batch("choose", &self.batch)?;
         let (t, v, slots) = (self.batch.rows, self.logits.cols(), self.params.rows());
-        c.view("logits", &self.logits, DType::F32, t, v)?;
-        c.view("ids", &self.ids, DType::U32, t, 1)?;
-        c.view("params", &self.params, DType::U32, slots, PARAM_WORDS)?;
-        c.view("counts", &self.counts, DType::U32, slots, v)?;
+        c.read("logits", &self.logits, DType::F32, t, v)?;
+        c.read("ids", &self.ids, DType::U32, t, 1)?;
+        c.read("params", &self.params, DType::U32, slots, PARAM_WORDS)?;
+        c.read("counts", &self.counts, DType::U32, slots, v)?;
         c.at_least("vocabulary limit", 1, self.limit)?;
         c.at_least("columns of logits", self.limit, v)?;
-        c.view("output", &self.output, DType::U32, t, 1)
+        c.write("output", &self.output, DType::U32, t, 1)
     }
 }
 
@@ -114,11 +114,11 @@ pub struct Count<B: Backend> {
 
 impl<B: Backend> Count<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("count");
+        let mut c = Check::batch("count", &self.batch)?;
         let slots = self.counts.rows();
-        c.view("ids", &self.ids, DType::U32, self.batch.rows, 1)?;
-        c.view("previous", &self.previous, DType::U32, slots, self.previous.cols())?;
-        c.view("counts", &self.counts, DType::U32, slots, self.counts.cols())
+        c.read("ids", &self.ids, DType::U32, self.batch.rows, 1)?;
+        c.write("previous", &self.previous, DType::U32, slots, self.previous.cols())?;
+        c.write("counts", &self.counts, DType::U32, slots, self.counts.cols())
     }
 }
 
@@ -147,16 +147,16 @@ pub struct Accept<B: Backend> {
 
 impl<B: Backend> Accept<B> {
     pub(crate) fn check(&self) -> Result<()> {
-        let c = Check("accept");
+        let mut c = Check::batch("accept", &self.batch)?;
         let (t, s) = (self.batch.rows, self.batch.segments);
-        c.view("ids", &self.ids, DType::U32, t, 1)?;
-        c.view("chosen", &self.chosen, DType::U32, t, 1)?;
-        c.view("result", &self.result, DType::U32, s, self.result.cols())?;
+        c.read("ids", &self.ids, DType::U32, t, 1)?;
+        c.read("chosen", &self.chosen, DType::U32, t, 1)?;
+        c.write("result", &self.result, DType::U32, s, self.result.cols())?;
         c.at_least("columns of result", 2, self.result.cols())?;
-        c.view("realign", &self.realign, DType::I32, s, SEGMENT_WORDS)?;
-        c.view("last", &self.last, DType::I32, s, 1)?;
+        c.write("realign", &self.realign, DType::I32, s, SEGMENT_WORDS)?;
+        c.write("last", &self.last, DType::I32, s, 1)?;
         c.divides("rows of chain", s, self.chain.rows())?;
-        c.view("chain", &self.chain, DType::I32, self.chain.rows(), SEGMENT_WORDS)
+        c.write("chain", &self.chain, DType::I32, self.chain.rows(), SEGMENT_WORDS)
     }
 }
 

@@ -48,15 +48,15 @@ impl CpuBuffer {
     fn pointer(&self) -> *mut u8 {
         UnsafeCell::raw_get(self.0.lines.as_ptr().cast::<UnsafeCell<u8>>())
     }
-
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
 }
 
 impl DeviceBuffer for CpuBuffer {
     fn len(&self) -> usize {
         self.0.len
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -112,7 +112,7 @@ struct Spans {
 
 impl Spans {
     fn of<'a>(&'a self, buffer: &'a CpuBuffer) -> impl Iterator<Item = &'a Span> {
-        self.list[..self.len].iter().flatten().filter(move |s| s.buffer.is(buffer))
+        self.list[..self.len].iter().flatten().filter(move |s| s.buffer.is_same(buffer))
     }
 }
 
@@ -261,7 +261,7 @@ impl Drop for Access {
         let spans = self.spans.get_mut();
         for i in 0..spans.len {
             let Some(span) = &spans.list[i] else { continue };
-            if spans.list[..i].iter().flatten().any(|s| s.buffer.is(&span.buffer)) {
+            if spans.list[..i].iter().flatten().any(|s| s.buffer.is_same(&span.buffer)) {
                 continue; // released with the first view of this buffer
             }
             let users = &span.buffer.0.users;

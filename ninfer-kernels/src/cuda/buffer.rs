@@ -16,6 +16,10 @@ impl DeviceBuffer for CudaBuffer {
     fn len(&self) -> usize {
         self.0.bytes
     }
+
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// A matrix as kernels see it: `Matrix` of `common/matrix.cuh`. Strides count elements.

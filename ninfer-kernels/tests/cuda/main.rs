@@ -22,5 +22,6 @@ mod gdn_fold;
 mod linear;
 mod moe;
 mod norm;
+mod overlap;
 mod rope;
 mod sample;

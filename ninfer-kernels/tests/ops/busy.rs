@@ -125,9 +125,8 @@ fn outputs_overlap_nothing() {
     let op = project(&table, &lab.input(1, 8, &[1.0f32; 8]).view, &weight, &output);
     aliased(lab.fail(|r| r.project(op)), "output");
 
-    // The first part of the doubled project was computed before the second was refused; all the rest is as it was.
-    let after = lab.read::<f32>(&whole);
-    assert_eq!(after[..32], before[..32]);
+    // Refused before anything ran.
+    assert_eq!(lab.read::<f32>(&whole), before);
     // Neighbours in one buffer are fine.
     lab.run(|r| r.project(project(&batch, &rows(0), &weight, &rows(4))));
 }
