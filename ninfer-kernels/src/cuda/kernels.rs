@@ -191,7 +191,7 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    use crate::cuda::{attention, bandwidth, choose, gdn, linear, moe, norm, pack, sample, tile};
+    use crate::cuda::{attention, bandwidth, choose, gdn, linear, mma_tile, moe, norm, pack, sample, tile};
 
     #[test]
     fn facts_are_read_from_the_text() {
@@ -214,6 +214,7 @@ mod tests {
             choose::PARAMETERS,
             gdn::PARAMETERS,
             linear::PARAMETERS,
+            mma_tile::PARAMETERS,
             moe::PARAMETERS,
             norm::PARAMETERS,
             pack::PARAMETERS,

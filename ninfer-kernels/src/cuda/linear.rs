@@ -9,6 +9,7 @@ use ninfer_core::view::View;
 use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::Launch;
+use super::mma_tile;
 use super::norm::{Staged, stage, staged_bytes};
 use super::queue::CudaQueue;
 use super::tile;
@@ -168,6 +169,7 @@ pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<
         rest.extend(pieces.iter().map(|piece| Part { target, piece }));
     }
     rest = tile::multiply(backend, queue, product, rest)?;
+    rest = mma_tile::multiply(backend, queue, product, rest)?;
     while let Some(first) = rest.first() {
         let format = first.piece.layout.format;
         let (mut now, later): (Vec<_>, Vec<_>) = rest.into_iter().partition(|p| p.piece.layout.format == format);

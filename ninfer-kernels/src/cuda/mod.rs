@@ -17,6 +17,7 @@ mod gdn;
 mod images;
 mod kernels;
 mod linear;
+mod mma_tile;
 mod moe;
 mod norm;
 mod pack;
@@ -32,7 +33,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ninfer_core::backend::{Reservation, Synthetic};
-use ninfer_core::capability::{SHIPPED, select_targets};
+use ninfer_core::capability::{SHIPPED, Target, select_targets};
 use ninfer_core::device::{DeviceInfo, DeviceKind};
 use ninfer_core::{Backend, DType, Error, PackedRef, Recorder, Result, View};
 
@@ -72,6 +73,22 @@ impl Cuda {
     /// [`Error::NoDriver`] without a driver, [`Error::OutOfRange`] for a device that does not exist,
     /// [`Error::DriverTooOld`] and [`Error::Unsupported`] where no shipped kernels run on it.
     pub fn new(ordinal: u32) -> Result<Self> {
+        Self::with_targets(ordinal, &SHIPPED)
+    }
+
+    /// Opens a device with the kernels built for some targets only, as if it were an older one: to test and to compare
+    /// routes that it would not choose.
+    ///
+    /// ```no_run
+    /// use ninfer_core::capability::Target;
+    /// use ninfer_kernels::cuda::Cuda;
+    /// let gpu = Cuda::with_targets(0, &[Target::Sm80])?;
+    /// # Ok::<(), ninfer_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Cuda::new`]; [`Error::Unsupported`] where none of the targets runs on the device.
+    pub fn with_targets(ordinal: u32, targets: &[Target]) -> Result<Self> {
         let devices = ninfer_core::driver::devices()?;
         let Some(device) = devices.get(ordinal as usize).cloned() else {
             return Err(Error::OutOfRange {
@@ -88,7 +105,7 @@ impl Cuda {
             need: "a compute capability".to_owned(),
             have: device.name.clone(),
         })?;
-        let selection = select_targets(capability, device.driver, &SHIPPED)?;
+        let selection = select_targets(capability, device.driver, targets)?;
         let context = Context::retain(ordinal)?;
         let host = device.integrated.then(ninfer_core::device::HostMemory::detect).flatten();
         let device = device.with_driver_free(context.memory()?.0, host);

@@ -11,6 +11,7 @@ use super::batch::BatchArg;
 use super::buffer::Matrix;
 use super::driver::Launch;
 use super::linear::{Epilogue, Groups, Product, Target, multiply, needs_any, tile_columns};
+use super::mma_tile;
 use super::norm::{Staged, norm_into, round_rows, stage, staged_at, staged_bytes};
 use super::queue::CudaQueue;
 use super::tile;
@@ -147,7 +148,9 @@ impl MoeOps for Cuda {
             let any = needs_any(width) || needs_any(h);
             // Tiles are as wide as the pairs of an expert are likely to be.
             let likely = pairs.div_ceil(count.max(1));
-            let tile = match tile::group_columns(self, op.batch.profile, [&op.gate_up, &op.down], likely) {
+            let (profile, weights) = (op.batch.profile, [&op.gate_up, &op.down]);
+            let columns = tile::group_columns(self, profile, weights, likely);
+            let tile = match columns.or_else(|| mma_tile::group_columns(self, profile, weights, likely)) {
                 Some(columns) if !any => columns,
                 _ if any => 8,
                 _ => tile_columns(likely, true),

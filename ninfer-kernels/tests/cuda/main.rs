@@ -20,6 +20,7 @@ mod choose;
 mod gdn;
 mod gdn_fold;
 mod linear;
+mod mma_tile;
 mod moe;
 mod norm;
 mod overlap;

@@ -1,0 +1,341 @@
+//! Products of prompts on the matrix units that every device has: bf16, or E4M3 where it is multiplied as such.
+
+use ninfer_core::Result;
+use ninfer_core::backend::DeviceWeight;
+use ninfer_core::capability::{Feature, Target};
+use ninfer_core::format::ActivationPrecision;
+use ninfer_core::segment::Profile;
+
+use super::Cuda;
+use super::buffer::Matrix;
+use super::driver::Launch;
+use super::linear::{Epilogue, Part, Product};
+use super::queue::CudaQueue;
+use super::weight::{CudaWeight, ROW_BLOCK, RecordFormat, WeightArg};
+
+/// Matrices of one launch.
+const PARTS: usize = 6;
+/// Threads of a block.
+const BLOCK: u32 = 128;
+/// Row blocks of a tile.
+const ROW_BLOCKS: usize = 8;
+/// Most tokens of a tile, `kTileTokens` of `common/mma_tile.cuh`.
+const TOKENS: usize = 128;
+/// Tokens that are computed or left out together.
+const GROUP: usize = 32;
+/// Bytes of a token in a step of the ring.
+const TOKEN_BYTES: usize = 128;
+/// Bytes in front of the ring.
+const TABLE: usize = 4 * TOKENS;
+/// Shared memory that the system keeps for each block.
+const KEPT: usize = 1 << 10;
+/// Stages of the ring.
+const STAGES: std::ops::RangeInclusive<usize> = 2..=4;
+/// Columns of E4M3 codes in a step of the ring.
+const CODES: usize = 128;
+/// Most columns of a row of codes: they are turned into bytes in shared memory.
+const MOST_CODES: usize = 32 << 10;
+
+/// `TilePart` of `common/mma_tile.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PartArg {
+    weight: WeightArg,
+    out: Matrix,
+    first_tile: i32,
+    rows: i32,
+    second_row: i32,
+    expert_rows: i32,
+    run: i32,
+    gap: i32,
+}
+
+/// `TileProduct` of `common/mma_tile.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProductArg {
+    /// The stride counts bytes.
+    x: Matrix,
+    column_scale: u64,
+    tiles: u64,
+    order: u64,
+    columns: i32,
+    parts: i32,
+    epilogue: i32,
+    pairs_per_row: i32,
+    row_tiles: i32,
+    column_tiles: i32,
+    stages: i32,
+    width: i32,
+    part: [PartArg; PARTS],
+}
+
+/// `Codes` of `mma_tile_e4m3.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CodesArg {
+    /// The stride counts bytes.
+    x: Matrix,
+    tiles: u64,
+    order: u64,
+    cols: i32,
+    width: i32,
+}
+
+/// A kernel for tiles of weights in one record format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    /// bf16 products.
+    Bf16(RecordFormat),
+    /// Products of E4M3 codes with E4M3 codes.
+    E4m3,
+}
+
+impl Route {
+    /// Family and kernel, which have one name.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16(RecordFormat::Bf16) => "mma_tile_bf16",
+            Self::Bf16(RecordFormat::Fp8) => "mma_tile_fp8",
+            Self::Bf16(RecordFormat::Nvfp4) => "mma_tile_nvfp4",
+            Self::Bf16(RecordFormat::Q4) => "mma_tile_q4",
+            Self::Bf16(RecordFormat::Q5) => "mma_tile_q5",
+            Self::Bf16(RecordFormat::Q6) => "mma_tile_q6",
+            Self::Bf16(RecordFormat::W8) => "mma_tile_w8",
+            Self::E4m3 => "mma_tile_e4m3",
+        }
+    }
+
+    /// Bytes of a step of the ring: 128 bytes of each token, and one record or two of each row block.
+    const fn step_bytes(self) -> usize {
+        let run = match self {
+            Self::Bf16(format) => format.record_bytes(),
+            Self::E4m3 => 2 * RecordFormat::Fp8.record_bytes(),
+        };
+        TOKENS * TOKEN_BYTES + ROW_BLOCKS * run
+    }
+
+    /// Stages of the ring: as many as leave room for two blocks in a multiprocessor, or if that is too few, for one.
+    fn stages(self, per_sm: usize, per_block: usize) -> usize {
+        let two = (per_sm / 2).saturating_sub(KEPT + TABLE) / self.step_bytes();
+        let one = per_block.saturating_sub(TABLE) / self.step_bytes();
+        if two >= *STAGES.start() { two } else { one }.clamp(*STAGES.start(), *STAGES.end())
+    }
+}
+
+/// The route of a product with a weight, or `None`. It depends on the device, on the profile and on the weight, so that all
+/// calls of a prompt are of one numeric class.
+fn route(
+    backend: &Cuda,
+    profile: Profile,
+    format: RecordFormat,
+    precision: ActivationPrecision,
+    cols: usize,
+) -> Option<Route> {
+    if profile != Profile::Prefill {
+        return None;
+    }
+    let selection = backend.kernels().selection();
+    // On 9.0 the instruction is accepted and made of f16 products; there it runs only where nothing newer is allowed.
+    let native = backend.0.device.features().has(Feature::MmaFp8Native) || selection.base == Target::Sm89;
+    let codes = native && selection.targets.contains(&Target::Sm89) && cols <= MOST_CODES;
+    Some(match (precision, format) {
+        (ActivationPrecision::E4m3Token, RecordFormat::Fp8) if codes => Route::E4m3,
+        _ => Route::Bf16(format),
+    })
+}
+
+/// Pairs in a tile for experts that get `likely` pairs each, if the products with all these weights take this route.
+pub(super) fn group_columns(
+    backend: &Cuda,
+    profile: Profile,
+    weights: [&CudaWeight; 2],
+    likely: usize,
+) -> Option<usize> {
+    let taken =
+        |w: &CudaWeight| route(backend, profile, RecordFormat::of(w.format()), w.activations(), w.cols()).is_some();
+    weights.into_iter().all(taken).then(|| likely.next_multiple_of(GROUP).clamp(GROUP, TOKENS))
+}
+
+/// Launches what takes this route of a product; returns the rest.
+pub(super) fn multiply<'a>(
+    backend: &Cuda,
+    queue: &mut CudaQueue,
+    product: &Product<'_>,
+    parts: Vec<Part<'a>>,
+) -> Result<Vec<Part<'a>>> {
+    let way = |p: &Part<'_>| {
+        let rows = if p.target.pair || product.groups.is_some() { p.target.rows } else { 0 };
+        let (format, precision) = (p.piece.layout.format, p.target.weight.activations());
+        let way = route(backend, product.profile, format, precision, p.target.weight.cols());
+        way.filter(|_| rows.is_multiple_of(ROW_BLOCK) && product.groups.is_none_or(|g| g.width <= TOKENS))
+    };
+    let (mut taken, mut rest) = (Vec::with_capacity(parts.len()), Vec::new());
+    for part in parts {
+        match way(&part) {
+            Some(route) => taken.push((route, part)),
+            None => rest.push(part),
+        }
+    }
+    if let Some((_, part)) = taken.iter().find(|(route, _)| *route == Route::E4m3) {
+        // Codes take the place of the input, so all parts must want them.
+        if rest.is_empty() && taken.iter().all(|(route, _)| *route == Route::E4m3) {
+            make_codes(backend, queue, product, part.target.weight.cols())?;
+        } else {
+            rest.extend(taken.drain(..).map(|(_, part)| part));
+        }
+    }
+    while let Some(&(route, _)) = taken.first() {
+        let (mut now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(r, _)| *r == route);
+        taken = later;
+        while !now.is_empty() {
+            let more = now.split_off(now.len().min(PARTS));
+            launch(backend, queue, product, route, &now)?;
+            now = more;
+        }
+    }
+    Ok(rest)
+}
+
+/// Turns staged bf16 values of E4M3 codes into the codes, where they are.
+fn make_codes(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, cols: usize) -> Result<()> {
+    // The rows are the tokens, or if each belongs to one pair alone, the pairs in the tiles.
+    let (rows, groups) = match product.groups {
+        Some(groups) if groups.pairs_per_row == 1 => (groups.capacity * groups.width, Some(groups)),
+        _ => (product.columns, None),
+    };
+    let arguments = CodesArg {
+        x: Matrix::at(product.input.values.address(), 2 * product.input.values.stride()),
+        tiles: groups.map_or(0, |g| g.tiles),
+        order: groups.map_or(0, |g| g.order),
+        cols: cols as i32,
+        width: groups.map_or(1, |g| g.width) as i32,
+    };
+    let how = Launch { grid: [rows as u32, 1, 1], block: 256, shared: cols.next_multiple_of(CODES) as u32 };
+    // SAFETY: the struct is the kernel's parameter. E4M3 inputs are always staged in the workspace, in rows of whole
+    // records of bf16, which are longer than their codes.
+    unsafe { queue.launch(backend, Route::E4m3.name(), "e4m3_rows", how, &arguments) }
+}
+
+/// Tokens of a tile: so many that the device is busy to the end.
+fn width(row_tiles: usize, columns: usize, sms: usize) -> usize {
+    let time = |width: &usize| (row_tiles * columns.div_ceil(*width)).div_ceil(2 * sms) * (width + GROUP / 2);
+    (1..=TOKENS / GROUP).map(|groups| groups * GROUP).min_by_key(time).unwrap_or(TOKENS)
+}
+
+fn launch(
+    backend: &Cuda,
+    queue: &mut CudaQueue,
+    product: &Product<'_>,
+    route: Route,
+    list: &[(Route, Part<'_>)],
+) -> Result<()> {
+    let empty = PartArg {
+        weight: WeightArg::NONE,
+        out: Matrix::NONE,
+        first_tile: 0,
+        rows: 0,
+        second_row: 0,
+        expert_rows: 0,
+        run: i32::MAX,
+        gap: 0,
+    };
+    let mut part = [empty; PARTS];
+    let size = if product.epilogue == Epilogue::Float { 4 } else { 2 };
+    let mut row_tiles = 0;
+    for (part, (_, Part { target, piece })) in part.iter_mut().zip(list) {
+        let whole = target.weight.pieces().len() == 1;
+        let rows = if whole { target.rows } else { piece.layout.rows };
+        let halves = if target.pair { 2 } else { 1 };
+        *part = PartArg {
+            weight: target.weight.argument_of(piece),
+            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
+            first_tile: row_tiles as i32,
+            rows: rows as i32,
+            second_row: if target.pair { rows as i32 } else { 0 },
+            expert_rows: (rows * halves) as i32,
+            run: if whole { i32::MAX } else { piece.run as i32 },
+            gap: if whole { 0 } else { (piece.stride - piece.run) as i32 },
+        };
+        row_tiles += rows.div_ceil(ROW_BLOCKS * ROW_BLOCK / halves);
+    }
+    let (width, column_tiles) = match &product.groups {
+        Some(groups) => (groups.width, groups.capacity),
+        None => {
+            let width = width(row_tiles, product.columns, backend.sms());
+            (width, product.columns.div_ceil(width))
+        }
+    };
+    let device = &backend.0.device;
+    let stages = route.stages(device.shared_per_sm as usize, device.shared_per_block_optin as usize);
+    let arguments = ProductArg {
+        x: Matrix::at(product.input.values.address(), 2 * product.input.values.stride()),
+        column_scale: product.input.scales,
+        tiles: product.groups.map_or(0, |g| g.tiles),
+        order: product.groups.map_or(0, |g| g.order),
+        columns: product.columns as i32,
+        parts: list.len() as i32,
+        epilogue: product.epilogue as i32,
+        pairs_per_row: product.groups.map_or(1, |g| g.pairs_per_row) as i32,
+        row_tiles: row_tiles as i32,
+        column_tiles: column_tiles as i32,
+        stages: stages as i32,
+        width: width as i32,
+        part,
+    };
+    let shared = (TABLE + stages * route.step_bytes()) as u32;
+    let how = Launch { grid: [(row_tiles * column_tiles) as u32, 1, 1], block: BLOCK, shared };
+    // SAFETY: the struct is the kernel's parameter. Input and results are views whose shapes the recorder checked, or parts
+    // of the workspace of those shapes.
+    unsafe { queue.launch(backend, route.name(), route.name(), how, &arguments) }
+}
+
+/// Bytes of the parameter of the kernels whose names begin so.
+#[cfg(test)]
+pub(super) const PARAMETERS: &[(&str, usize)] =
+    &[("mma_tile_", size_of::<ProductArg>()), ("e4m3_rows", size_of::<CodesArg>())];
+
+#[cfg(test)]
+mod tests {
+    use ninfer_core::capability::Capability;
+
+    use super::*;
+
+    const ROUTES: [Route; 8] = [
+        Route::Bf16(RecordFormat::Bf16),
+        Route::Bf16(RecordFormat::Fp8),
+        Route::Bf16(RecordFormat::Nvfp4),
+        Route::Bf16(RecordFormat::Q4),
+        Route::Bf16(RecordFormat::Q5),
+        Route::Bf16(RecordFormat::Q6),
+        Route::Bf16(RecordFormat::W8),
+        Route::E4m3,
+    ];
+
+    #[test]
+    fn every_ring_fits_into_every_device() {
+        for capability in Capability::KNOWN {
+            let (per_sm, per_block) =
+                (capability.shared_per_sm() as usize, capability.shared_per_block_optin() as usize);
+            for route in ROUTES {
+                let stages = route.stages(per_sm, per_block);
+                let bytes = TABLE + stages * route.step_bytes();
+                assert!(STAGES.contains(&stages) && bytes <= per_block, "{route:?} on {capability}: {stages} stages");
+                // Where results are turned: 1 KiB, and 64 tokens of each of 4 warps.
+                assert!(bytes - TABLE >= 1024 + 4 * 64 * 36 * 4);
+                assert_eq!(route.step_bytes() % 16, 0);
+            }
+        }
+        let four_bits = Route::Bf16(RecordFormat::Q4);
+        assert_eq!(four_bits.stages(100 << 10, 99 << 10), 2);
+        assert_eq!(four_bits.stages(228 << 10, 227 << 10), 4);
+    }
+
+    #[test]
+    fn widths_fill_the_device() {
+        assert_eq!(width(1, 1, 170), 32);
+        assert_eq!(width(2, 4096, 170), 32);
+        assert_eq!(width(272, 4096, 170), 128);
+        assert_eq!(width(1, 0, 170), 32);
+    }
+}
