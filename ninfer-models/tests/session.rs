@@ -282,6 +282,34 @@ fn an_image_goes_on_exactly_as_the_lane_it_was_taken_from() {
 }
 
 #[test]
+fn token_counts_belong_to_the_state_of_an_image() {
+    let model = synthetic(true, WeightFormat::Bf16);
+    let mut s = session(&model, SessionOptions::new(256).with_lanes(2));
+    // Greedy with penalties, so that a lost count changes the text and nothing else does.
+    let sampling = SamplingParams::greedy().with_frequency(1.5).with_presence(0.5);
+    let (text, options) = (prompt(66, 320), LaneOptions::new(128).with_sampling(sampling));
+    let mut plain = s.open_lane(&options).unwrap();
+    let mut taken = s.open_lane(&options).unwrap();
+    let first = start(&mut s, &mut plain, &text, 0).tokens[0];
+    assert_eq!(start(&mut s, &mut taken, &text, 0).tokens[0], first);
+    let (mut token, mut seen) = (first, vec![first]);
+    for _ in 0..30 {
+        let expected = round(&mut s, &mut plain, RoundRow::new(token)).tokens[0];
+        assert_eq!(round(&mut s, &mut taken, RoundRow::new(token)).tokens[0], expected, "after {} tokens", seen.len());
+        // An image at every step, and every second time the lane goes on from it.
+        let image = s.snapshot(&mut taken).unwrap();
+        if seen.len().is_multiple_of(2) {
+            drop(taken);
+            taken = s.restore(&image, &options).unwrap();
+        }
+        token = expected;
+        seen.push(token);
+    }
+    drop((plain, taken));
+    assert_ne!(greedy(&mut s, &text, seen.len()), seen, "penalties change this text");
+}
+
+#[test]
 fn a_prompt_can_follow_generated_text() {
     let model = synthetic(true, WeightFormat::Bf16);
     let mut s = session(&model, SessionOptions::new(512));

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ninfer_core::backend::{InferenceBackend, Reservation};
 use ninfer_core::model::{CausalModel, LaneOptions, Limits, LogitSink, MtpModel, PrefillEnd, RoundRow};
-use ninfer_core::ops::GdnFold;
+use ninfer_core::ops::{Count, GdnFold};
 use ninfer_core::sampling::SamplingParams;
 use ninfer_core::segment::{Batch, MAX_STEP_ROWS, PAGE_TOKENS, Profile, Segment};
 use ninfer_core::state::{Committed, Outcome, Round, Snapshot};
@@ -181,11 +181,23 @@ impl<B: InferenceBackend> Session<B> {
             bank: 1 - lane.bank,
         };
         let table = self.ingress.table(std::iter::once(segment))?;
+        // Token counts move with the state: one row that holds no token, so that the round before is counted and none behind it.
+        let count_table = self.ingress.table(std::iter::once(Segment { len: 1, ..segment }))?;
+        let ids = self.ingress.ids(std::iter::once(u32::MAX))?;
         self.ingress.send(self.model.backend(), &mut self.queue)?;
         let batch = Batch::new(Profile::Step, 1, table)?;
+        let count = Count {
+            batch: Batch::new(Profile::Step, 1, count_table)?,
+            ids,
+            previous: self.cache.previous.clone(),
+            counts: self.cache.counts.clone(),
+        };
         let (model, cache) = (&self.model, &self.cache);
         lane.broken = true;
         model.backend().run(&mut self.queue, |rec| {
+            if lane.sampled {
+                rec.count(count)?;
+            }
             let layers = model.layer_weights().iter().filter_map(|l| match &l.mixer {
                 Mixer::Gdn(w) => Some(w),
                 Mixer::Attention(_) => None,
@@ -235,9 +247,14 @@ impl<B: InferenceBackend> CausalModel for Session<B> {
     fn set_sampling(&mut self, lane: &mut Committed<Lane>, sampling: &SamplingParams) -> Result<()> {
         self.check_owner(lane.get())?;
         sampling.validate()?;
+        let sampled = !sampling.is_greedy() || sampling.has_penalties();
+        if sampled != lane.get().sampled {
+            // Only rounds of sampled lanes leave their inputs to be counted by the next one.
+            self.fold(lane.get_mut())?;
+        }
         let params = self.cache.params.clone();
         self.upload_row(&params, lane.get().reserved.slot as usize, &sampling.to_words())?;
-        lane.get_mut().sampled = !sampling.is_greedy() || sampling.has_penalties();
+        lane.get_mut().sampled = sampled;
         Ok(())
     }
 
