@@ -42,7 +42,7 @@ struct Attend {
     int tile_rows;  // pairs of a tile
     float scale;    // log2(e) / √D
     int stages;     // pages in shared memory
-    int unused;
+    int splits;     // blocks that share the leaves of a tile of a prompt
 };
 
 namespace {

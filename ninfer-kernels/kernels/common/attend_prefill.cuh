@@ -1,6 +1,6 @@
 // Attention of the Prefill profile: one tile of 64 (or, where memory is short, 32) pairs and one KV head a block; see common/attend.cuh.
 //
-// Grid (tiles of the call at most, Hkv) of 128 threads, longest tiles first; shared memory as in common/attend_step.cuh.
+// Grid (tiles of the call at most, Hkv) of 256 threads, longest tiles first; shared memory as in common/attend_step.cuh.
 #pragma once
 #include "common/attend_tile.cuh"
 
@@ -9,7 +9,7 @@ namespace {
 template <int kFormat, int kD, int kM>
 __device__ __forceinline__ void attend_prefill(const Attend& a) {
     using Shape = PageShape<kFormat, kD>;
-    constexpr int kC = kD / 32;
+    constexpr int kC = kD / (8 * kTileWarps);
     extern __shared__ __align__(128) u8 shared[];
     Side<kD, kM>& side = *reinterpret_cast<Side<kD, kM>*>(shared);
     u8* stage = shared + sizeof(Side<kD, kM>);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void attend_prefill(const Attend& a) {
 #pragma unroll 1
     for (int page = begin - stages; page < end; page++) {
         const int ahead = page + stages;
-        float s[kM][2][4];
+        float s[kM][4];
         u8* keys = slot(max(page, begin));
         if (page >= begin) {
             wait_even(stages);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void attend_prefill(const Attend& a) {
             const float inverse = reciprocal(side.total[16 * m + 8 * h + g]);
 #pragma unroll
             for (int c = 0; c < 2 * kC; c += 2) {
-                float2* to = reinterpret_cast<float2*>(block + (g + 8 * h) * kD + kD / 4 * warp + 2 * kC * t + c);
+                float2* to = reinterpret_cast<float2*>(block + (g + 8 * h) * kD + kD / kTileWarps * warp + 2 * kC * t + c);
                 *to = {o[m][c % kC][2 * h + c / kC] * inverse, o[m][(c + 1) % kC][2 * h + (c + 1) / kC] * inverse};
             }
         }
@@ -125,4 +125,4 @@ __device__ __forceinline__ void attend_prefill(const Attend& a) {
 }  // namespace
 
 #define ATTEND_PREFILL(name, format, d, m) \
-    extern "C" __global__ void __launch_bounds__(128, 2) name(const __grid_constant__ Attend a) { attend_prefill<format, d, m>(a); }
+    extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ Attend a) { attend_prefill<format, d, m>(a); }

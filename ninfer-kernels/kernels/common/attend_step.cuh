@@ -1,8 +1,9 @@
 // Attention of the Step profile: each block deals with its share of the call's pages; see common/attend.cuh.
 //
-// Grid a.blocks of 128 threads; shared memory sizeof(Side) + stages · bytes of a page. Copies run `stages` pages ahead.
+// Grid a.blocks of 256 threads; shared memory sizeof(Side) + stages · bytes of a page. Copies run `stages` pages ahead.
 #pragma once
 #include "common/attend_tile.cuh"
+#include "ptx/bulk.cuh"
 
 namespace {
 
@@ -51,15 +52,15 @@ struct Cursor {
 // Writes the partial results of the tile's rows.
 template <int kD, int kM>
 __device__ __forceinline__ void store_partial(const Attend& a, const TileRows<kM>& rows, const Partial (&sums)[kM][2],
-                                              const float (&o)[kM][kD / 32][4], float2* to_sums, float* to_output, const i64 (&place)[kM][2]) {
-    constexpr int kC = kD / 32;
+                                              const float (&o)[kM][kD / (8 * kTileWarps)][4], float2* to_sums, float* to_output, const i64 (&place)[kM][2]) {
+    constexpr int kC = kD / (8 * kTileWarps);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2 * kM; i++) {
         const int m = i / 2, h = i % 2;
         if (rows.first + 8 * i + lane / 4 >= rows.pairs) continue;
         if (warp == 0 && t == 0) to_sums[place[m][h]] = {sums[m][h].most, sums[m][h].sum};
-        float* to = to_output + place[m][h] * kD + kD / 4 * warp + 2 * kC * t;
+        float* to = to_output + place[m][h] * kD + kD / kTileWarps * warp + 2 * kC * t;
 #pragma unroll
         for (int c = 0; c < 2 * kC; c += 4) {
             float v[4];
@@ -72,9 +73,11 @@ __device__ __forceinline__ void store_partial(const Attend& a, const TileRows<kM
 
 template <int kFormat, int kD, int kM>
 __device__ __forceinline__ void attend_step(const Attend& a) {
+    grid_launch_next();
+    grid_wait();
     const int stages = a.stages;
     using Shape = PageShape<kFormat, kD>;
-    constexpr int kC = kD / 32;
+    constexpr int kC = kD / (8 * kTileWarps);
     extern __shared__ __align__(128) u8 shared[];
     Side<kD, kM>& side = *reinterpret_cast<Side<kD, kM>*>(shared);
     u8* pages = shared + sizeof(Side<kD, kM>);
@@ -91,13 +94,19 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
     auto slot = [&](int item) { return pages + item % stages * Shape::kBytes; };
 
     TileRows<kM> rows;
+    // Queries are read when the products with the tile before have ended; the barrier of the next turn follows.
+    auto next_tile = [&](int item) {
+        if (!at.advance(a, side.first, begin + item)) return;
+        rows.set(a, at.work.segment, at.tile);
+        load_queries<kFormat, kD, kM>(side.queries, a, at.work.segment, at.head, at.tile);
+    };
     Partial leaf[kM][2];
     float o[kM][kC][4] = {};
 #pragma unroll 1
     for (int item = -stages - 1; item < count; item++) {
         u8* keys = slot(max(item, 0));
         const int ahead = item + stages;
-        float s[kM][2][4];
+        float s[kM][4];
         if (item >= 0) {
             wait_even(stages);
             __syncthreads();
@@ -108,11 +117,6 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
             copy_commit();
         }
         if (item >= 0) {
-            if (at.advance(a, side.first, begin + item)) {
-                rows.set(a, at.work.segment, at.tile);
-                load_queries<kFormat, kD, kM>(side.queries, a, at.work.segment, at.head, at.tile);
-                __syncthreads();
-            }
             multiply_keys<kFormat, kD, kM>(keys, side.queries, s);
             find_most(a, side, rows, at.page, s);
             if (kFormat == kKvFp8 || is_edge(a, rows, at.page)) wait_even(stages);
@@ -133,6 +137,7 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
             lead.advance(a, side.first, begin + ahead + 1);
             entry = a.kv.entry(lead.work.segment.slot, lead.page);
         }
+        if (item == -1) next_tile(0);
         if (item < 0) continue;
 
         Partial own[kM][2];
@@ -182,6 +187,7 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
             for (int i = 0; i < 2 * kM; i++) to[i / 2][i % 2] = first + 8 * i + g;
             store_partial<kD, kM>(a, rows, own, page, a.page_sums, a.page_output, to);
         }
+        if (item + 1 < count) next_tile(item + 1);
     }
     copy_wait<0>();
 }
@@ -189,4 +195,4 @@ __device__ __forceinline__ void attend_step(const Attend& a) {
 }  // namespace
 
 #define ATTEND_STEP(name, format, d, m) \
-    extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Attend a) { attend_step<format, d, m>(a); }
+    extern "C" __global__ void __launch_bounds__(256, m == 1 ? 2 : 1) name(const __grid_constant__ Attend a) { attend_step<format, d, m>(a); }

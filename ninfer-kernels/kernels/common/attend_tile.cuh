@@ -1,12 +1,12 @@
-// Products of one tile with one page of 64 keys, by 128 threads.
+// Products of one tile with one page of 64 keys, by eight warps.
 //
-// Scores: warp w multiplies all rows of the tile with keys 16w .. 16w + 15. Output: warp w multiplies all weights with its
-// quarter of the values' columns. So each key and each value is decoded once, in registers, by the warp that needs it.
+// Scores: warp w multiplies all rows of the tile with keys 8w .. 8w + 7. Output: warp w multiplies all weights with its
+// eighth of the values' columns. So each key and each value is decoded once, in registers, by the warp that needs it.
 // Weights pass through shared memory as bf16; a row's bits do not depend on the other rows of its tile.
 //
 // Features of a key are taken in an order that suits its bytes, the same for queries. In a group of 64, lane t = l % 4 of
 // one-byte formats holds features 16t .. 16t + 15, of bf16 features 8t .. 8t + 7 and 32 + 8t .. 32 + 8t + 7. A lane's columns
-// of the output are 2C adjacent ones from D/4 · w + 2C · t on, C = D / 32.
+// of the output are 2C adjacent ones from D/8 · w + 2C · t on, C = D / 64.
 //
 // Rows of keys and values lie in shared memory as chunks of 16 bytes, chunk c of row r at c ^ swizzle(r): then eight lanes
 // that load together never meet in a bank.
@@ -15,7 +15,8 @@
 #include "common/fragment.cuh"
 #include "ptx/mma.cuh"
 
-constexpr int kTileThreads = 128;
+constexpr int kTileWarps = 8;
+constexpr int kTileThreads = 32 * kTileWarps;
 
 namespace {
 
@@ -106,65 +107,57 @@ __device__ __forceinline__ void decode_keys(u32 w, u32& even, u32& odd) {
     }
 }
 
-// s[m][n][i]: score of row 16m + g + 8 (i / 2) and key 16w + 8n + 2t + i % 2, not yet multiplied by a.scale.
+// s[m][i]: score of row 16m + g + 8 (i / 2) and key 8w + 2t + i % 2, not yet multiplied by a.scale.
 template <int kFormat, int kD, int kM>
-__device__ __forceinline__ void multiply_keys(const u8* keys, const uint4* queries, float (&s)[kM][2][4]) {
+__device__ __forceinline__ void multiply_keys(const u8* keys, const uint4* queries, float (&s)[kM][4]) {
     using Shape = PageShape<kFormat, kD>;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const __half* scales = reinterpret_cast<const __half*>(keys + 64 * Shape::kRow);
 #pragma unroll
     for (int m = 0; m < kM; m++) {
-        for (int i = 0; i < 8; i++) s[m][i / 4][i % 4] = 0.0f;
+        for (int i = 0; i < 4; i++) s[m][i] = 0.0f;
     }
-#pragma unroll(kM == 1 ? 2 : 1)
+#pragma unroll(kM == 1 ? 4 : 1)
     for (int group = 0; group < kD / 64; group++) {
-        u32 b[4][2][2];
+        u32 b[4][2];
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-#pragma unroll
-            for (int h = 0; h < kv_bytes(kFormat); h++) {
-                const int chunk = kv_bytes(kFormat) * 4 * group + 4 * h + t;
-                const uint4 v = *reinterpret_cast<const uint4*>(keys + Shape::offset(16 * warp + 8 * n + g, chunk));
-                if constexpr (kFormat == kKvBf16) {
-                    b[2 * h][n][0] = v.x, b[2 * h][n][1] = v.y, b[2 * h + 1][n][0] = v.z, b[2 * h + 1][n][1] = v.w;
-                } else {
-                    decode_keys<kFormat>(v.x, b[0][n][0], b[0][n][1]);
-                    decode_keys<kFormat>(v.y, b[1][n][0], b[1][n][1]);
-                    decode_keys<kFormat>(v.z, b[2][n][0], b[2][n][1]);
-                    decode_keys<kFormat>(v.w, b[3][n][0], b[3][n][1]);
-                }
+        for (int h = 0; h < kv_bytes(kFormat); h++) {
+            const int chunk = kv_bytes(kFormat) * 4 * group + 4 * h + t;
+            const uint4 v = *reinterpret_cast<const uint4*>(keys + Shape::offset(8 * warp + g, chunk));
+            if constexpr (kFormat == kKvBf16) {
+                b[2 * h][0] = v.x, b[2 * h][1] = v.y, b[2 * h + 1][0] = v.z, b[2 * h + 1][1] = v.w;
+            } else {
+                decode_keys<kFormat>(v.x, b[0][0], b[0][1]);
+                decode_keys<kFormat>(v.y, b[1][0], b[1][1]);
+                decode_keys<kFormat>(v.z, b[2][0], b[2][1]);
+                decode_keys<kFormat>(v.w, b[3][0], b[3][1]);
             }
         }
-        float scale[2][2];
+        float scale[2];
         if constexpr (kFormat == kKvI8) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                scale[i / 2][i % 2] = __half2float(scales[(16 * warp + 8 * (i / 2) + 2 * t + i % 2) * Shape::kGroups + group]);
-            }
+            for (int i = 0; i < 2; i++) scale[i] = __half2float(scales[(8 * warp + 2 * t + i) * Shape::kGroups + group]);
         }
 #pragma unroll
         for (int m = 0; m < kM; m++) {
-            float part[2][4] = {};
+            float part[4] = {};
 #pragma unroll
             for (int q = 0; q < 4; q++) {
                 const uint4 v = queries[(m * (kD / 16) + 4 * group + q) * 32 + lane];
                 const u32 a[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-                for (int n = 0; n < 2; n++) mma_bf16(kFormat == kKvI8 ? part[n] : s[m][n], a, b[q][n][0], b[q][n][1]);
+                mma_bf16(kFormat == kKvI8 ? part : s[m], a, b[q][0], b[q][1]);
             }
             if constexpr (kFormat == kKvI8) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) s[m][i / 4][i % 4] = fmaf(part[i / 4][i % 4], scale[i / 4][i % 2], s[m][i / 4][i % 4]);
+                for (int i = 0; i < 4; i++) s[m][i] = fmaf(part[i], scale[i % 2], s[m][i]);
             }
         }
     }
     if constexpr (kFormat == kKvFp8) {
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            for (int e = 0; e < 2; e++) {
-                const float scale = __half2float(scales[16 * warp + 8 * n + 2 * t + e]);
-                for (int m = 0; m < kM; m++) s[m][n][e] *= scale, s[m][n][e + 2] *= scale;
-            }
+        for (int e = 0; e < 2; e++) {
+            const float scale = __half2float(scales[8 * warp + 2 * t + e]);
+            for (int m = 0; m < kM; m++) s[m][e] *= scale, s[m][e + 2] *= scale;
         }
     }
 }
@@ -215,14 +208,14 @@ __device__ __forceinline__ void isolate_values(u8* values, int first, int last, 
 template <int kFormat, int kD>
 struct ValueRows {
     using Shape = PageShape<kFormat, kD>;
-    static constexpr int kColumns = kD / 32;
+    static constexpr int kColumns = kD / (8 * kTileWarps);
     static constexpr int kWords = (kColumns * kv_bytes(kFormat) + 3) / 4;
     u32 w[4][kWords];
     float scale[4], bias[4];
 
     __device__ __forceinline__ void load(const u8* values, int row) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
-        const int byte = (kD / 4 * warp + kColumns * g) * kv_bytes(kFormat);
+        const int byte = (kD / kTileWarps * warp + kColumns * g) * kv_bytes(kFormat);
         const __half* scales = reinterpret_cast<const __half*>(values + 64 * Shape::kRow);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -241,7 +234,7 @@ struct ValueRows {
             }
             if constexpr (kFormat == kKvI8) {
                 for (int i = 0; i < kWords; i++) w[r][i] ^= 0x80808080u;
-                const float s = __half2float(scales[key * Shape::kGroups + kD / 4 * warp / kScaleGroup]);
+                const float s = __half2float(scales[key * Shape::kGroups + kD / kTileWarps * warp / kScaleGroup]);
                 scale[r] = s * 256.0f, bias[r] = s * -32896.0f;
             }
         }
@@ -271,9 +264,9 @@ struct ValueRows {
 // Byte of a chunk of weights: rows of 64 bf16.
 __device__ __forceinline__ int weight_offset(int row, int chunk) { return row * 128 + (chunk ^ (row & 7)) * 16; }
 
-// o += weights · values. o[m][j][i]: row 16m + g + 8 (i / 2), column D/4 · w + C (2t + i % 2) + j.
+// o += weights · values. o[m][j][i]: row 16m + g + 8 (i / 2), column D/8 · w + C (2t + i % 2) + j.
 template <int kFormat, int kD, int kM>
-__device__ __forceinline__ void multiply_values(const u8* values, const u8* weights, float (&o)[kM][kD / 32][4]) {
+__device__ __forceinline__ void multiply_values(const u8* values, const u8* weights, float (&o)[kM][kD / (8 * kTileWarps)][4]) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const u32 base = shared_address(weights);
 #pragma unroll(kM == 1 ? 2 : 1)
@@ -286,7 +279,7 @@ __device__ __forceinline__ void multiply_values(const u8* values, const u8* weig
             load_matrix_x4(a[m], base + weight_offset(16 * m + lane % 16, 2 * step + lane / 16));
         }
 #pragma unroll
-        for (int j = 0; j < kD / 32; j++) {
+        for (int j = 0; j < kD / (8 * kTileWarps); j++) {
             const u32 b0 = v.pair(j, 0), b1 = v.pair(j, 1);
 #pragma unroll
             for (int m = 0; m < kM; m++) mma_bf16(o[m][j], a[m], b0, b1);
@@ -299,8 +292,8 @@ template <int kD, int kM>
 struct alignas(16) Side {
     uint4 queries[kM * (kD / 16) * 32];
     u8 weights[kM * 16 * 128];
-    float most[4][kM * 16];
-    float sum[4][kM * 16];
+    float most[kTileWarps][kM * 16];
+    float sum[kTileWarps][kM * 16];
     float kept[kM * 16], total[kM * 16];  // Prefill
     int first[kMaxSegments + 1];
     u32 marked[2];
@@ -334,7 +327,7 @@ __device__ __forceinline__ bool is_edge(const Attend& a, const TileRows<kM>& row
 
 // Scales and masks the scores, and leaves the largest of each row in shared memory. A barrier must follow.
 template <int kD, int kM>
-__device__ __forceinline__ void find_most(const Attend& a, Side<kD, kM>& side, const TileRows<kM>& rows, int page, float (&s)[kM][2][4]) {
+__device__ __forceinline__ void find_most(const Attend& a, Side<kD, kM>& side, const TileRows<kM>& rows, int page, float (&s)[kM][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, from = page * kPageTokens;
     const bool edge = is_edge(a, rows, page);
 #pragma unroll
@@ -343,11 +336,11 @@ __device__ __forceinline__ void find_most(const Attend& a, Side<kD, kM>& side, c
         float most = -infinity();
         const int last = edge ? rows.position(i) : 0;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float& x = s[m][j / 2][2 * h + j % 2];
+        for (int j = 0; j < 2; j++) {
+            float& x = s[m][2 * h + j];
             x *= a.scale;
             if (edge) {
-                const int key = from + 16 * warp + 8 * (j / 2) + 2 * t + j % 2;
+                const int key = from + 8 * warp + 2 * t + j;
                 if (key > last || key < a.first_key) x = -infinity();
             }
             most = fmaxf(most, x);
@@ -362,7 +355,7 @@ __device__ __forceinline__ void find_most(const Attend& a, Side<kD, kM>& side, c
 // before; without, `run` becomes that of this page alone. At an edge it contains a barrier; another one must follow.
 template <int kFormat, int kD, int kM, bool kRunning>
 __device__ __forceinline__ void make_weights(const Attend& a, Side<kD, kM>& side, u8* values, const TileRows<kM>& rows, int page,
-                                             const float (&s)[kM][2][4], Partial (&run)[kM][2], float (&kept)[kM][2]) {
+                                             const float (&s)[kM][4], Partial (&run)[kM][2], float (&kept)[kM][2]) {
     using Shape = PageShape<kFormat, kD>;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, from = page * kPageTokens;
     const bool edge = is_edge(a, rows, page);
@@ -378,34 +371,33 @@ __device__ __forceinline__ void make_weights(const Attend& a, Side<kD, kM>& side
         const int last = edge ? rows.position(i) : 0;
         float next = kRunning ? run[m][h].most : -infinity();
 #pragma unroll
-        for (int w = 0; w < 4; w++) next = fmaxf(next, side.most[w][row]);
+        for (int w = 0; w < kTileWarps; w++) next = fmaxf(next, side.most[w][row]);
         const float base = next == -infinity() ? 0.0f : next;
         kept[m][h] = kRunning ? exp2_approximate(run[m][h].most - base) : 0.0f;
         run[m][h].most = next;
-        float sum = 0.0f;
+        float sum = 0.0f, p[2];
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float p[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int key = 16 * warp + 8 * n + 2 * t + e;
-                p[e] = exp2_approximate(s[m][n][2 * h + e] - base);
-                const bool seen = !edge || (from + key <= last && from + key >= a.first_key);
-                if (kFormat != kKvFp8 && edge && seen && (side.marked[key / 32] >> key % 32 & 1)) p[e] = not_a_number();
-                sum += p[e];
-                if constexpr (kFormat == kKvFp8) p[e] = seen ? p[e] * __half2float(scales[key]) : 0.0f;
-            }
-            *reinterpret_cast<u32*>(side.weights + weight_offset(row, 2 * warp + n) + 4 * t) = pack_bf16(p[0], p[1]);
+        for (int e = 0; e < 2; e++) {
+            const int key = 8 * warp + 2 * t + e;
+            p[e] = exp2_approximate(s[m][2 * h + e] - base);
+            const bool seen = !edge || (from + key <= last && from + key >= a.first_key);
+            if (kFormat != kKvFp8 && edge && seen && (side.marked[key / 32] >> key % 32 & 1)) p[e] = not_a_number();
+            sum += p[e];
+            if constexpr (kFormat == kKvFp8) p[e] = seen ? p[e] * __half2float(scales[key]) : 0.0f;
         }
+        *reinterpret_cast<u32*>(side.weights + weight_offset(row, warp) + 4 * t) = pack_bf16(p[0], p[1]);
         sum = quad_sum(sum);
         if (t == 0) side.sum[warp][row] = sum;
     }
 }
 
-// Sum of weights of a page's keys for one row.
+// Sum of weights of a page's keys for one row: warps in ascending order.
 template <int kD, int kM>
 __device__ __forceinline__ float page_sum(const Side<kD, kM>& side, int row) {
-    return ((side.sum[0][row] + side.sum[1][row]) + side.sum[2][row]) + side.sum[3][row];
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kTileWarps; w++) sum += side.sum[w][row];
+    return sum;
 }
 
 // Waits until at most `stages` · 2 − 2 (or − 1) groups of copies are pending.

@@ -1,5 +1,6 @@
 //! Gated full attention over paged keys and values.
 
+use ninfer_core::capability::Target;
 use ninfer_core::memory::KvFormat;
 use ninfer_core::ops::{Attend, AttentionOps, KvLayer, RopeAppend};
 use ninfer_core::segment::{Batch, MAX_STEP_ROWS, PAGE_TOKENS, Profile};
@@ -17,8 +18,18 @@ const FAMILY: &str = "attention";
 const LEAF_PAGES: usize = 4;
 /// `kSplitPages` of `common/attend.cuh`.
 const SPLIT_PAGES: usize = 6;
-/// Threads of a block that works on tiles.
-const TILE_BLOCK: u32 = 128;
+/// Threads of a block that works on tiles of a step.
+const TILE_BLOCK: u32 = 256;
+/// Threads of a block of `attend_any`.
+const ANY_BLOCK: u32 = 128;
+/// Features of a head for which there are tiles.
+const HEAD: usize = 256;
+/// Pages of a leaf of a prompt: `kPromptLeaf` of `common/attend_prompt.cuh`.
+const PROMPT_LEAF_PAGES: usize = 64;
+/// Warps of a block of a prompt, each with 16 rows.
+const PROMPT_WARPS: std::ops::RangeInclusive<usize> = 4..=8;
+/// Most bytes of partial results for which the leaves of a prompt are dealt out to several blocks.
+const MOST_JOINED: usize = 256 << 20;
 /// Heads that a block of `rope_append` takes.
 const UNITS: usize = 4;
 /// Most pages whose copies are under way in a block.
@@ -87,7 +98,7 @@ struct AttendArg {
     tile_rows: i32,
     scale: f32,
     stages: i32,
-    unused: i32,
+    splits: i32,
 }
 
 impl KvArg {
@@ -137,28 +148,28 @@ struct Names {
     step: [&'static str; 2],
     /// For tiles of 32 and 64 rows.
     prefill: [Option<&'static str>; 2],
+    /// For blocks with much shared memory.
+    prompt: &'static str,
 }
 
 /// The kernels that work on tiles, where there are some.
 fn names(format: KvFormat, d: usize) -> Option<Names> {
     macro_rules! table {
-        ($($format:ident $text:literal $d:literal $small:expr),+) => {
-            match (format, d) {
-                $((KvFormat::$format, $d) => Some(Names {
+        ($($format:ident $text:literal $small:expr),+) => {
+            match format {
+                $(KvFormat::$format => Names {
                     format,
-                    family: concat!("attention_", $text, "_", $d),
-                    step: [concat!("attend_step_", $text, "_", $d, "_16"), concat!("attend_step_", $text, "_", $d, "_32")],
-                    prefill: [$small, Some(concat!("attend_prefill_", $text, "_", $d, "_64"))],
-                }),)+
-                _ => None,
+                    family: concat!("attention_", $text, "_256"),
+                    step: [concat!("attend_step_", $text, "_256_16"), concat!("attend_step_", $text, "_256_32")],
+                    prefill: [$small, Some(concat!("attend_prefill_", $text, "_256_64"))],
+                    prompt: concat!("attend_prompt_", $text, "_256"),
+                },)+
+                _ => return None,
             }
         };
     }
-    table!(
-        Bf16 "bf16" 64 None, Bf16 "bf16" 128 None, Bf16 "bf16" 256 Some("attend_prefill_bf16_256_32"),
-        Int8G64 "i8" 64 None, Int8G64 "i8" 128 None, Int8G64 "i8" 256 None,
-        Fp8 "fp8" 64 None, Fp8 "fp8" 128 None, Fp8 "fp8" 256 None
-    )
+    let names = table!(Bf16 "bf16" Some("attend_prefill_bf16_256_32"), Int8G64 "i8" None, Fp8 "fp8" None);
+    (d == HEAD).then_some(names)
 }
 
 /// Whether rows begin at multiples of 16 bytes.
@@ -202,12 +213,7 @@ impl Residency {
     fn of(backend: &Cuda, format: KvFormat, d: usize, m: usize) -> Option<Self> {
         let device = &backend.0.device;
         // Registers leave room for so many blocks.
-        let most = match (d, m) {
-            (256, 2..) => 2,
-            (256, _) => 3,
-            (_, 4) => 2,
-            _ => 4,
-        };
+        let most = if m == 1 { 2 } else { 1 };
         let page = 2 * PAGE_TOKENS * (d * format.dtype().size() + 2 * format.scale_groups(d));
         Self::choose(
             device.shared_per_sm as usize,
@@ -221,12 +227,51 @@ impl Residency {
 
 /// Bytes of `Side` of `common/attend_tile.cuh`.
 fn side_bytes(d: usize, m: usize) -> usize {
-    m * (32 * d + 2048 + 512 + 128) + 528
+    m * (32 * d + 2048 + 1024 + 128) + 528
 }
 
 /// Bytes of partial results of pages whose leaf is cut; an upper estimate.
 pub(super) fn split_bytes(backend: &Cuda, head_dim: usize) -> usize {
     backend.sms() * 4 * SPLIT_PAGES * 32 * (head_dim + 2) * 4
+}
+
+/// How the rows of a prompt are dealt out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Deal {
+    /// Warps of a block.
+    warps: usize,
+    /// Tiles of the call at most.
+    tiles: usize,
+    /// Blocks that share the leaves of a tile.
+    splits: usize,
+    /// Places for partial results of a row and head.
+    places: usize,
+}
+
+impl Deal {
+    /// For `pairs` of rows and query heads of one of `heads` KV heads, in `segments`, with `pages` of a sequence at most: the
+    /// height of tiles with which the device is done first, as far as shapes tell.
+    fn choose(sms: usize, pairs: usize, segments: usize, heads: usize, pages: usize) -> Self {
+        let tiles = |warps: usize| pairs / (16 * warps) + segments;
+        // A page costs a block what its warps multiply, and a part that they share.
+        let cost = |warps: usize| (pairs.div_ceil(16 * warps) * heads).div_ceil(sms) * (warps + 1);
+        let warps = PROMPT_WARPS.min_by_key(|&w| (cost(w), usize::MAX - w)).unwrap_or(*PROMPT_WARPS.end());
+        let leaves = pages.div_ceil(PROMPT_LEAF_PAGES).max(1);
+        let blocks = pairs.div_ceil(16 * warps) * heads;
+        let bytes = pairs * heads * leaves * (HEAD + 2) * 4;
+        let splits = if bytes <= MOST_JOINED { (sms / blocks.max(1)).clamp(1, leaves) } else { 1 };
+        Self { warps, tiles: tiles(warps), splits, places: if splits > 1 { leaves } else { 1 } }
+    }
+}
+
+/// Shared memory of a block of a prompt: `kQueriesAt` of `common/attend_prompt.cuh` and the queries.
+fn prompt_bytes(format: KvFormat, warps: usize) -> usize {
+    let half = PAGE_TOKENS * HEAD * 2;
+    let (codes, scales) = match format {
+        KvFormat::Bf16 => (0, 0),
+        _ => (2 * PAGE_TOKENS * HEAD, 4 * PAGE_TOKENS * format.scale_groups(HEAD)),
+    };
+    4 * half + codes + 2 * scales + 128 + warps * 16 * HEAD * 2
 }
 
 impl AttendArg {
@@ -253,7 +298,7 @@ impl AttendArg {
             tile_rows: 16,
             scale: std::f32::consts::LOG2_E / (d as f32).sqrt(),
             stages: 1,
-            unused: 0,
+            splits: 1,
         })
     }
 
@@ -305,6 +350,31 @@ impl AttendArg {
     }
 }
 
+impl AttendArg {
+    /// The route of prompts on devices whose blocks may have much shared memory.
+    fn prompt(self, backend: &Cuda, queue: &mut CudaQueue, op: &Attend<Cuda>, names: &Names, deal: Deal) -> Result<()> {
+        let (t, d, heads) = (op.batch.rows, op.kv.keys.cols(), self.heads as usize);
+        let rows = t * heads * deal.places;
+        let [leaf_sums, leaf_output] = queue.scratch([rows * 8, rows * d * 4])?;
+        let (leaves, splits, tile_rows) = (deal.places as i32, deal.splits as i32, 16 * deal.warps as i32);
+        let arguments = Self { leaf_sums, leaf_output, leaves, splits, tile_rows, ..self };
+        let how = Launch {
+            grid: [deal.tiles as u32, op.kv.heads as u32, deal.splits as u32],
+            block: 32 * deal.warps as u32,
+            shared: prompt_bytes(names.format, deal.warps) as u32,
+        };
+        // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder, pages are by the kernel, and the
+        // workspace holds a partial result of each row and head, or where leaves are dealt out one for each leaf.
+        unsafe { queue.launch(backend, names.family, names.prompt, how, &arguments)? };
+        if deal.splits == 1 {
+            return Ok(());
+        }
+        let how = Launch { grid: [(t * heads).div_ceil(8) as u32, 1, 1], block: 256, shared: 0 };
+        // SAFETY: as above.
+        unsafe { queue.launch(backend, FAMILY, "attend_join", how, &arguments) }
+    }
+}
+
 impl AttentionOps for Cuda {
     fn rope_append(&self, queue: &mut CudaQueue, op: RopeAppend<Self>) -> Result<()> {
         queue.submit(op, |queue, op| {
@@ -351,6 +421,17 @@ impl AttentionOps for Cuda {
                 Profile::Step => &[2, 1],
                 Profile::Prefill => &[4, 2],
             };
+            if let (Profile::Prefill, Some(names)) = (op.batch.profile, tiled(op)) {
+                let most = prompt_bytes(names.format, *PROMPT_WARPS.end());
+                let device = &self.0.device;
+                if self.kernels().selection().targets.contains(&Target::Sm90)
+                    && most <= device.shared_per_block_optin as usize
+                {
+                    let pages = op.kv.pages.cols();
+                    let deal = Deal::choose(self.sms(), t * group, op.batch.segments, op.kv.heads, pages);
+                    return arguments.prompt(self, queue, op, &names, deal);
+                }
+            }
             for (names, &m) in tiled(op).iter().flat_map(|names| heights.iter().map(move |m| (names, m))) {
                 let Some(residency) = Residency::of(self, names.format, d, m) else { continue };
                 if op.batch.profile == Profile::Step {
@@ -362,7 +443,7 @@ impl AttentionOps for Cuda {
             }
             let how = Launch {
                 grid: [t as u32, arguments.heads as u32, 1],
-                block: TILE_BLOCK,
+                block: ANY_BLOCK,
                 shared: (4 * (2 * d + PAGE_TOKENS)) as u32,
             };
             // SAFETY: as above.
@@ -387,14 +468,33 @@ mod tests {
             let page = 2 * PAGE_TOKENS * (256 * format.dtype().size() + 2 * format.scale_groups(256));
             Residency::choose(sm << 10, (sm - 1) << 10, side_bytes(256, m), page, most).map(|r| (r.blocks, r.stages))
         };
-        assert_eq!(choose(228, KvFormat::Int8G64, 1, 3), Some((2, 3)));
-        assert_eq!(choose(228, KvFormat::Int8G64, 2, 2), Some((2, 2)));
-        assert_eq!(choose(228, KvFormat::Int8G64, 4, 2), Some((2, 2)));
-        assert_eq!(choose(228, KvFormat::Bf16, 1, 3), Some((1, 3)));
-        assert_eq!(choose(228, KvFormat::Bf16, 4, 2), Some((2, 1)));
-        assert_eq!(choose(100, KvFormat::Int8G64, 1, 3), Some((2, 1)));
-        assert_eq!(choose(100, KvFormat::Int8G64, 4, 2), Some((1, 1)));
-        assert_eq!(choose(100, KvFormat::Bf16, 2, 2), Some((1, 1)));
-        assert_eq!(choose(100, KvFormat::Bf16, 4, 2), None);
+        assert_eq!(choose(228, KvFormat::Int8G64, 1, 2), Some((2, 3)));
+        assert_eq!(choose(228, KvFormat::Int8G64, 2, 1), Some((1, 3)));
+        assert_eq!(choose(228, KvFormat::Bf16, 1, 2), Some((1, 3)));
+        assert_eq!(choose(228, KvFormat::Bf16, 2, 1), Some((1, 3)));
+        assert_eq!(choose(100, KvFormat::Int8G64, 1, 2), Some((2, 1)));
+        assert_eq!(choose(100, KvFormat::Int8G64, 4, 1), Some((1, 1)));
+        assert_eq!(choose(100, KvFormat::Bf16, 2, 1), Some((1, 1)));
+        assert_eq!(choose(100, KvFormat::Bf16, 4, 1), None);
+    }
+
+    #[test]
+    fn prompts_are_dealt_out() {
+        // (pairs, KV heads, pages) to (warps, splits) with 132 multiprocessors.
+        let choose = |pairs: usize, heads: usize, pages: usize| {
+            let deal = Deal::choose(132, pairs, 1, heads, pages);
+            assert!(deal.tiles * 16 * deal.warps >= pairs && deal.splits <= deal.places.max(1));
+            (deal.warps, deal.splits)
+        };
+        // 1,024 tokens with 8 and with 6 query heads of a KV head: as many tiles as multiprocessors, or twice as many.
+        assert_eq!(choose(8192, 2, 1024), (8, 1));
+        assert_eq!(choose(6144, 4, 1024), (6, 1));
+        // A few tokens of a long context.
+        let few = choose(512, 2, 1024);
+        assert!(few.1 >= 8, "{few:?}");
+        assert_eq!(choose(512, 2, 64).1, 1);
+        for format in [KvFormat::Bf16, KvFormat::Int8G64, KvFormat::Fp8] {
+            assert!(prompt_bytes(format, 8) <= 227 << 10);
+        }
     }
 }

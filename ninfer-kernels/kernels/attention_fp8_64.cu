@@ -1,8 +1,0 @@
-// targets: sm_80
-// Attention over fp8 pages with heads of 64 features: common/attend_step.cuh, common/attend_prefill.cuh.
-#include "common/attend_prefill.cuh"
-#include "common/attend_step.cuh"
-
-ATTEND_STEP(attend_step_fp8_64_16, kKvFp8, 64, 1)
-ATTEND_STEP(attend_step_fp8_64_32, kKvFp8, 64, 2)
-ATTEND_PREFILL(attend_prefill_fp8_64_64, kKvFp8, 64, 4)
