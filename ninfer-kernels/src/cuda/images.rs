@@ -422,4 +422,32 @@ pub(super) const IMAGES: &[Image] = &[
         bytes: include_bytes!("../../ptx/sample_choose.sm_80.ptx.z"),
         entries: &["sample_draw", "sample_scan"],
     },
+    Image {
+        family: "tile_128",
+        target: Target::Sm90a,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/tile_128.sm_90a.ptx.z"),
+        entries: &["tile_128"],
+    },
+    Image {
+        family: "tile_32",
+        target: Target::Sm90a,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/tile_32.sm_90a.ptx.z"),
+        entries: &["tile_32"],
+    },
+    Image {
+        family: "tile_64",
+        target: Target::Sm90a,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/tile_64.sm_90a.ptx.z"),
+        entries: &["tile_64"],
+    },
+    Image {
+        family: "tile_96",
+        target: Target::Sm90a,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/tile_96.sm_90a.ptx.z"),
+        entries: &["tile_96"],
+    },
 ];

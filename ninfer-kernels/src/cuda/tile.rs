@@ -1,7 +1,6 @@
 //! Products of prompts on Hopper: warpgroup matrix instructions over wide tiles of weights and tokens.
 
 use ninfer_core::Result;
-use ninfer_core::backend::DeviceWeight;
 use ninfer_core::segment::Profile;
 
 use super::Cuda;
@@ -10,7 +9,7 @@ use super::driver::Launch;
 use super::kernels::images;
 use super::linear::{Epilogue, Part, Product};
 use super::queue::CudaQueue;
-use super::weight::{CudaWeight, ROW_BLOCK, RecordFormat, WeightArg};
+use super::weight::{CudaWeight, ROW_BLOCK, WeightArg, WeightLayout};
 
 /// Matrices of one launch.
 const PARTS: usize = 6;
@@ -18,8 +17,9 @@ const PARTS: usize = 6;
 const BLOCK: u32 = 384;
 /// Row blocks of a tile.
 const ROW_BLOCKS: usize = 16;
-/// Bytes of a token's 64 columns.
+/// Bytes of a token's 64 columns, and of the scales of a row block for 128 columns.
 const TOKEN_BYTES: usize = 128;
+const SCALE_BYTES: usize = 64;
 /// Most stages of the ring.
 const STAGES: usize = 12;
 /// Shared memory of a block.
@@ -29,7 +29,7 @@ const RESULTS: usize = 8 * 2 * 16 * 20 * 4;
 const BARRIERS: usize = 256;
 const ALIGNMENT: usize = 1024;
 /// Widths of tiles in tokens, and the time of 64 columns of one, in cycles, as far as one tile is like another.
-const WIDTHS: [(usize, usize); 5] = [(32, 450), (64, 600), (80, 700), (96, 810), (128, 1050)];
+const WIDTHS: [(usize, usize); 4] = [(32, 500), (64, 620), (96, 820), (128, 1070)];
 
 /// `TilePart` of `common/tile.cuh`.
 #[repr(C)]
@@ -59,53 +59,37 @@ struct TilesArg {
     pairs_per_row: i32,
     row_tiles: i32,
     column_tiles: i32,
+    stages: i32,
+    slot_bytes: i32,
     part: [PartArg; PARTS],
 }
 
-/// Form of a kernel's tiles, from which its name, its shared memory and its grid follow.
+/// Form of a launch, from which the kernel's name and its shared memory follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    format: RecordFormat,
     /// Tokens of a tile.
     width: usize,
+    /// Bytes of a record with its scales, the largest of all parts.
+    slot_bytes: usize,
 }
 
 impl Shape {
-    const fn family(self) -> &'static str {
-        match self.format {
-            RecordFormat::Bf16 => "tile_bf16",
-            RecordFormat::Fp8 => "tile_fp8",
-            RecordFormat::Nvfp4 => "tile_nvfp4",
-            RecordFormat::Q4 => "tile_q4",
-            RecordFormat::Q5 => "tile_q5",
-            RecordFormat::Q6 => "tile_q6",
-            RecordFormat::W8 => "tile_w8",
+    /// Family and kernel have one name.
+    const fn kernel(self) -> &'static str {
+        match self.width {
+            32 => "tile_32",
+            64 => "tile_64",
+            96 => "tile_96",
+            _ => "tile_128",
         }
     }
 
-    fn kernel(self) -> &'static str {
-        macro_rules! names {
-            ($($format:ident: $text:literal),+) => {
-                match (self.format, self.width) {
-                    $((RecordFormat::$format, 32) => concat!("tile_", $text, "_32"),
-                    (RecordFormat::$format, 64) => concat!("tile_", $text, "_64"),
-                    (RecordFormat::$format, 80) => concat!("tile_", $text, "_80"),
-                    (RecordFormat::$format, 96) => concat!("tile_", $text, "_96"),
-                    (RecordFormat::$format, _) => concat!("tile_", $text, "_128"),)+
-                }
-            };
-        }
-        names!(Bf16: "bf16", Fp8: "fp8", Nvfp4: "nvfp4", Q4: "q4", Q5: "q5", Q6: "q6", W8: "w8")
-    }
-
-    /// Bytes of a stage: 64 columns of the tokens, and a record of each row block with its scales, `stage_bytes` of
-    /// `common/tile.cuh`.
+    /// Bytes of a stage: 64 columns of the tokens, and a record of each row block with its scales.
     const fn stage_bytes(self) -> usize {
-        let scales = if matches!(self.format, RecordFormat::Fp8) { 64 } else { 0 };
-        self.width * TOKEN_BYTES + ROW_BLOCKS * (self.format.record_bytes() + scales)
+        self.width * TOKEN_BYTES + ROW_BLOCKS * self.slot_bytes
     }
 
-    /// Stages of the ring, `stages` of `common/tile.cuh`.
+    /// Stages of the ring.
     const fn stages(self) -> usize {
         let fit = (SHARED - RESULTS - BARRIERS - ALIGNMENT) / self.stage_bytes();
         if fit < STAGES { fit } else { STAGES }
@@ -116,22 +100,27 @@ impl Shape {
     }
 }
 
-/// Whether products of a profile with weights of a format take this route. It depends on nothing else but the rows of a
-/// matrix, so that all calls of a prompt are of one numeric class.
-fn is_taken(backend: &Cuda, profile: Profile, format: RecordFormat) -> bool {
-    let family = Shape { format, width: 128 }.family();
-    let targets = &backend.kernels().selection().targets;
-    profile == Profile::Prefill && images().iter().any(|i| i.family == family && targets.contains(&i.target))
+/// Bytes of a record of a layout with its scales.
+fn slot_bytes(layout: &WeightLayout) -> usize {
+    layout.format.record_bytes() + if layout.block_scales { SCALE_BYTES } else { 0 }
 }
 
-/// Pairs in a tile for experts that get `likely` pairs each, if the products with all these weights take this route.
+/// Whether products of a profile take this route. With the rows of a matrix it is all that decides, so that all calls of
+/// a prompt are of one numeric class.
+fn is_taken(backend: &Cuda, profile: Profile) -> bool {
+    let targets = &backend.kernels().selection().targets;
+    let is_there = |name| images().iter().any(|i| i.family == name && targets.contains(&i.target));
+    profile == Profile::Prefill && WIDTHS.iter().all(|w| is_there(Shape { width: w.0, slot_bytes: 0 }.kernel()))
+}
+
+/// Pairs in a tile for experts that get `likely` pairs each, if the products with these weights take this route.
 pub(super) fn group_columns(
     backend: &Cuda,
     profile: Profile,
     weights: [&CudaWeight; 2],
     likely: usize,
 ) -> Option<usize> {
-    let taken = weights.iter().all(|w| is_taken(backend, profile, RecordFormat::of(w.format())));
+    let taken = is_taken(backend, profile) && weights.iter().all(|w| w.pieces().len() == 1);
     taken.then_some(match likely {
         0..=16 => 32,
         17..=64 => 64,
@@ -152,30 +141,22 @@ pub(super) fn multiply<'a>(
     product: &Product<'_>,
     parts: Vec<Part<'a>>,
 ) -> Result<Vec<Part<'a>>> {
-    let (mut taken, rest): (Vec<_>, Vec<_>) = parts.into_iter().partition(|p| {
+    if !is_taken(backend, product.profile) {
+        return Ok(parts);
+    }
+    let (mut now, rest): (Vec<_>, Vec<_>) = parts.into_iter().partition(|p| {
         let rows = if p.target.pair || product.groups.is_some() { p.target.rows } else { 0 };
-        rows.is_multiple_of(ROW_BLOCK) && is_taken(backend, product.profile, p.piece.layout.format)
+        rows.is_multiple_of(ROW_BLOCK)
     });
-    while let Some(first) = taken.first() {
-        let format = first.piece.layout.format;
-        let (mut now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|p| p.piece.layout.format == format);
-        taken = later;
-        while !now.is_empty() {
-            let more = now.split_off(now.len().min(PARTS));
-            launch(backend, queue, product, format, &now)?;
-            now = more;
-        }
+    while !now.is_empty() {
+        let more = now.split_off(now.len().min(PARTS));
+        launch(backend, queue, product, &now)?;
+        now = more;
     }
     Ok(rest)
 }
 
-fn launch(
-    backend: &Cuda,
-    queue: &mut CudaQueue,
-    product: &Product<'_>,
-    format: RecordFormat,
-    list: &[Part<'_>],
-) -> Result<()> {
+fn launch(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, list: &[Part<'_>]) -> Result<()> {
     let empty = PartArg {
         weight: WeightArg::NONE,
         out: Matrix::NONE,
@@ -213,7 +194,7 @@ fn launch(
             (width, product.columns.div_ceil(width))
         }
     };
-    let shape = Shape { format, width };
+    let shape = Shape { width, slot_bytes: list.iter().map(|p| slot_bytes(&p.piece.layout)).max().unwrap_or(0) };
     let arguments = TilesArg {
         x: product.input.values,
         column_scale: product.input.scales,
@@ -225,13 +206,15 @@ fn launch(
         pairs_per_row: product.groups.map_or(1, |g| g.pairs_per_row) as i32,
         row_tiles: row_tiles as i32,
         column_tiles: column_tiles as i32,
+        stages: shape.stages() as i32,
+        slot_bytes: shape.slot_bytes as i32,
         part,
     };
     let blocks = (row_tiles * column_tiles).min(sms);
     let how = Launch { grid: [blocks as u32, 1, 1], block: BLOCK, shared: shape.shared_bytes() as u32 };
     // SAFETY: the struct is the kernel's parameter. Input and results are views whose shapes the recorder checked, or parts
     // of the workspace of those shapes.
-    unsafe { queue.launch(backend, shape.family(), shape.kernel(), how, &arguments) }
+    unsafe { queue.launch(backend, shape.kernel(), shape.kernel(), how, &arguments) }
 }
 
 /// Bytes of the parameter of the kernels whose names begin so.
@@ -242,24 +225,25 @@ pub(super) const PARAMETERS: &[(&str, usize)] = &[("tile_", size_of::<TilesArg>(
 mod tests {
     use super::*;
 
-    const FORMATS: [RecordFormat; 7] = [
-        RecordFormat::Bf16,
-        RecordFormat::Fp8,
-        RecordFormat::Nvfp4,
-        RecordFormat::Q4,
-        RecordFormat::Q5,
-        RecordFormat::Q6,
-        RecordFormat::W8,
+    use ninfer_core::WeightFormat;
+    use ninfer_core::format::GroupFormat;
+
+    const GROUPS: [WeightFormat; 4] = [
+        WeightFormat::Group(GroupFormat::Q4),
+        WeightFormat::Group(GroupFormat::Q5),
+        WeightFormat::Group(GroupFormat::Q6),
+        WeightFormat::Group(GroupFormat::W8),
     ];
 
     #[test]
     fn every_shape_fits_into_shared_memory_with_stages_to_spare() {
-        for format in FORMATS {
+        for format in [WeightFormat::Bf16, WeightFormat::Fp8Block, WeightFormat::Nvfp4].into_iter().chain(GROUPS) {
             for (width, _) in WIDTHS {
-                let shape = Shape { format, width };
-                assert!(shape.shared_bytes() <= SHARED && shape.stages() >= 4, "{shape:?}");
-                assert_eq!(shape.stage_bytes() % 16, 0, "{shape:?}");
-                assert_eq!(shape.kernel(), format!("{}_{width}", shape.family()));
+                let shape = Shape { width, slot_bytes: slot_bytes(&WeightLayout::new(format, 16, 64)) };
+                assert!(shape.shared_bytes() <= SHARED && (4..=STAGES).contains(&shape.stages()), "{shape:?}");
+                assert!(shape.stages() * 16 <= BARRIERS, "{shape:?}");
+                assert_eq!((shape.slot_bytes % 16, shape.width * TOKEN_BYTES % 1024), (0, 0), "{shape:?}");
+                assert_eq!(shape.kernel(), format!("tile_{width}"));
             }
         }
     }
@@ -268,8 +252,8 @@ mod tests {
     fn widths_fill_the_device() {
         assert_eq!(best_width(1, 1, 132), 32);
         assert_eq!(best_width(1, 1024, 132), 32);
-        // 20 row tiles of 13 column tiles: two waves.
-        assert_eq!(best_width(20, 1024, 132), 80);
+        // Two waves of narrower tiles instead of two of the widest.
+        assert_eq!(best_width(20, 1024, 132), 96);
         assert_eq!(best_width(272, 4096, 132), 128);
     }
 }

@@ -26,3 +26,4 @@ mod norm;
 mod overlap;
 mod rope;
 mod sample;
+mod tile;

@@ -42,19 +42,19 @@ fn e4m3() -> Option<Cuda> {
 }
 
 /// A matrix, one of five rows, and what they are multiplied with.
-struct Case {
+pub struct Case {
     n: usize,
     k: usize,
     stored: Stored,
     second: Stored,
-    x: Vec<f32>,
+    pub x: Vec<f32>,
     gain: Option<Vec<f32>>,
     residual: Vec<f32>,
     precision: ActivationPrecision,
 }
 
 impl Case {
-    fn new((format, divide): (WeightFormat, bool), n: usize, k: usize, rows: usize, normed: bool) -> Self {
+    pub fn new((format, divide): (WeightFormat, bool), n: usize, k: usize, rows: usize, normed: bool) -> Self {
         let mut rng = Rng::new((n * 1000 + k * 10 + rows) as u64);
         let deviation = 1.0 / (k as f32).sqrt();
         let stored = Stored::random(format, divide, n, k, deviation, &mut rng);
@@ -66,7 +66,7 @@ impl Case {
     }
 
     /// With E4M3 activations; one row of zeros, and one of tiny values.
-    fn quantised(format: WeightFormat, n: usize, k: usize, rows: usize, normed: bool) -> Self {
+    pub fn quantised(format: WeightFormat, n: usize, k: usize, rows: usize, normed: bool) -> Self {
         let mut case = Self::new((format, false), n, k, rows, normed);
         case.x[..k].fill(0.0);
         case.x[(rows - 1) * k..].iter_mut().for_each(|x| *x = exact(vec![*x * 1e-20])[0]);
@@ -79,7 +79,7 @@ impl Case {
     }
 
     /// Projection with both matrices, then projection and addition, of rows `from ..`.
-    fn run<B: LinearOps>(&self, side: &mut Side<B>, from: usize, rows: usize, replay: bool) -> [Vec<f32>; 3] {
+    pub fn run<B: LinearOps>(&self, side: &mut Side<B>, from: usize, rows: usize, replay: bool) -> [Vec<f32>; 3] {
         let (n, k) = (self.n, self.k);
         let x = side.acts(rows, k, &self.x[from * k..(from + rows) * k]);
         let packed = self.stored.packed().with_activations(self.precision).unwrap();
@@ -109,7 +109,10 @@ impl Case {
     /// The first `rows` rows against the CPU.
     fn check(&self, gpu: &Cuda, rows: usize, replay: bool) {
         let rounded = is_rounded(self.stored.packed().format()) && self.precision == ActivationPrecision::Native;
-        let tolerance = if rounded { ROUNDED } else { PRODUCT };
+        self.check_within(gpu, rows, replay, if rounded { ROUNDED } else { PRODUCT });
+    }
+
+    pub fn check_within(&self, gpu: &Cuda, rows: usize, replay: bool, tolerance: Tolerance) {
         let expected = self.run(&mut Side::cpu(), 0, rows, false);
         let got = self.run(&mut Side::new(gpu.clone()), 0, rows, replay);
         for (got, expected) in got.iter().zip(&expected) {
@@ -118,7 +121,7 @@ impl Case {
     }
 
     /// Rows have the same bits alone, in a call of `rows`, and in a prompt that is split at 64 and at 192.
-    fn check_splits(&self, gpu: &Cuda, rows: usize) {
+    pub fn check_splits(&self, gpu: &Cuda, rows: usize) {
         let mut side = Side::new(gpu.clone());
         let whole = self.run(&mut side, 0, rows, false);
         let replayed = self.run(&mut side, 0, rows, true);
@@ -142,7 +145,7 @@ impl Case {
 }
 
 /// Whether a kernel has been used.
-fn uses(gpu: &Cuda, name: &str) -> bool {
+pub fn uses(gpu: &Cuda, name: &str) -> bool {
     gpu.kernel_report().iter().any(|k| k.name == name)
 }
 
@@ -202,7 +205,7 @@ fn e4m3_activations_are_those_of_the_cpu() {
     }
 }
 
-fn swiglu<B: LinearOps>(
+pub fn swiglu<B: LinearOps>(
     side: &mut Side<B>,
     parts: [&Stored; 2],
     precision: ActivationPrecision,
@@ -276,15 +279,15 @@ fn stacks_of_several_formats() {
 
 /// Sizes of an expert block.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+pub struct Sizes {
     experts: usize,
     k: usize,
-    h: usize,
+    pub h: usize,
     width: usize,
     shared: usize,
 }
 
-struct Block {
+pub struct Block {
     sizes: Sizes,
     weights: [Stored; 4],
     precision: ActivationPrecision,
@@ -295,7 +298,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(sizes: Sizes, (format, divide): (WeightFormat, bool), precision: ActivationPrecision, rows: usize) -> Self {
+    pub fn new(sizes: Sizes, (format, divide): (WeightFormat, bool), precision: ActivationPrecision, rows: usize) -> Self {
         let Sizes { experts, k, h, width, shared } = sizes;
         let mut rng = Rng::new((h + width + rows) as u64);
         let shapes = [(experts * 2 * width, h), (experts * h, width), (2 * shared, h), (h, shared)];
@@ -314,7 +317,7 @@ impl Block {
         Self { sizes, weights, precision, hidden, residual, chosen, shares }
     }
 
-    fn run<B: MoeOps>(&self, side: &mut Side<B>, from: usize, rows: usize, replay: bool) -> Vec<f32> {
+    pub fn run<B: MoeOps>(&self, side: &mut Side<B>, from: usize, rows: usize, replay: bool) -> Vec<f32> {
         let Sizes { k, h, .. } = self.sizes;
         let [gate_up, down, shared_gate_up, shared_down] = [0, 1, 2, 3].map(|i| {
             let packed = self.weights[i].packed().with_activations(self.precision).unwrap();
@@ -338,9 +341,9 @@ impl Block {
     }
 }
 
-const SMALL: Sizes = Sizes { experts: 5, k: 2, h: 48, width: 32, shared: 48 };
-const ODD: Sizes = Sizes { experts: 5, k: 2, h: 48, width: 24, shared: 40 };
-const MEDIUM: Sizes = Sizes { experts: 32, k: 8, h: 256, width: 64, shared: 96 };
+pub const SMALL: Sizes = Sizes { experts: 5, k: 2, h: 48, width: 32, shared: 48 };
+pub const ODD: Sizes = Sizes { experts: 5, k: 2, h: 48, width: 24, shared: 40 };
+pub const MEDIUM: Sizes = Sizes { experts: 32, k: 8, h: 256, width: 64, shared: 96 };
 
 #[test]
 fn experts_are_the_cpu_operation_and_independent_of_the_call() {

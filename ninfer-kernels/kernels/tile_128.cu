@@ -1,0 +1,5 @@
+// targets: sm_90a
+// Products of prompts in tiles of 128 tokens: common/tile.cuh.
+#include "common/tile.cuh"
+
+TILE_KERNEL(128)
