@@ -5,6 +5,7 @@
 // tiles of up to `width` pairs of one expert; the order inside an expert is that of the pairs. Results are per pair, and
 // each token adds its own in the order of its choices, so nothing depends on which tokens share an expert.
 #include "common/batch.cuh"
+#include "common/top_k.cuh"
 #include "common/types.cuh"
 #include "ptx/bulk.cuh"
 
@@ -19,68 +20,18 @@ struct TopK {
     int count;                   // E
     int k;
     int renormalise;
-    int unused;
+    int tokens;
 };
 
-namespace {
-
-// Order of a logit, larger is better; NaN is worst. −0 equals 0.
-__device__ __forceinline__ u32 rank(float x) {
-    if (isnan(x)) return 0;
-    const u32 bits = __float_as_uint(x + 0.0f);
-    return (bits >> 31 ? ~bits : bits | 0x80000000u);
-}
-
-}  // namespace
-
-// Softmax over all experts, the k largest (ties take the lower id). One warp a token; shared memory 4 · E bytes.
-extern "C" __global__ void __launch_bounds__(32) moe_top_k(const __grid_constant__ TopK a) {
-    grid_launch_next();
+// Softmax over all experts and the k largest, a warp for each token: common/top_k.cuh.
+extern "C" __global__ void __launch_bounds__(kThreads) moe_top_k(const __grid_constant__ TopK a) {
     grid_wait();
-    extern __shared__ float p[];
-    const int token = blockIdx.x, lane = threadIdx.x;
-    const float* logits = a.logits.row(token);
-    float most = -infinity();
-    for (int e = lane; e < a.count; e += 32) {
-        p[e] = logits[e];
-        most = fmaxf(most, logits[e]);
-    }
-    for (int offset = 16; offset > 0; offset >>= 1) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
-    __syncwarp();
-    float sum = 0.0f;
-    for (int e = lane; e < a.count; e += 32) sum += expf(p[e] - most);
-    sum = warp_sum(sum);
-    int* experts = a.experts.row(token);
+    grid_launch_next();
+    const int token = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+    if (token >= a.tokens) return;
     float* weights = a.weights.row(token);
-    float chosen = 0.0f;
-    for (int j = 0; j < a.k; j++) {
-        u64 best = 0;
-        for (int e = lane; e < a.count; e += 32) {
-            // Taken ones are marked by the quiet NaN with all bits set.
-            if (__float_as_uint(p[e]) == 0xffffffffu) continue;
-            const u64 key = (static_cast<u64>(rank(p[e])) << 32 | (0x7fffffffu - e)) + 1;
-            best = key > best ? key : best;
-        }
-        for (int offset = 16; offset > 0; offset >>= 1) {
-            const u64 other = __shfl_xor_sync(kAllLanes, best, offset);
-            best = other > best ? other : best;
-        }
-        const int e = static_cast<int>(0x7fffffffu - static_cast<u32>(best - 1));
-        const float w = expf(p[e] - most) / sum;
-        __syncwarp();
-        if (lane == 0) {
-            p[e] = __uint_as_float(0xffffffffu);
-            experts[j] = e;
-            weights[j] = w;
-        }
-        __syncwarp();
-        chosen += w;
-    }
-    if (a.renormalise) {
-        __syncwarp();
-        for (int j = lane; j < a.k; j += 32) weights[j] = weights[j] / chosen;
-    }
-    if (lane == 0) weights[a.k] = sigmoid(a.gate[token]);
+    choose_experts(a.logits.row(token), a.count, a.k, a.renormalise != 0, a.experts.row(token), weights);
+    if (threadIdx.x % 32 == 0) weights[a.k] = sigmoid(a.gate[token]);
 }
 
 // `GroupArg` of src/cuda/moe.rs.
@@ -95,14 +46,14 @@ struct Group {
     int capacity;  // tiles
 };
 
-// Orders the pairs by expert and cuts them into tiles; one block. Shared memory 4 · (E + 1) · 2 bytes.
+// Orders the pairs by expert and cuts them into tiles; one block. Shared memory 4 · E bytes.
 extern "C" __global__ void __launch_bounds__(1024) moe_group(const __grid_constant__ Group a) {
-    grid_launch_next();
     grid_wait();
-    extern __shared__ int counts[];  // pairs of each expert, then where they start
-    int* next = counts + a.count + 1;
-    const int pairs = a.batch.rows * a.k;
-    for (int e = threadIdx.x; e <= a.count; e += blockDim.x) counts[e] = 0;
+    grid_launch_next();
+    extern __shared__ int next[];  // pairs of each expert, then where the next of them goes
+    __shared__ int totals[2][32];
+    const int pairs = a.batch.rows * a.k, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int e = threadIdx.x; e < a.count; e += blockDim.x) next[e] = 0;
     __syncthreads();
     auto expert_of = [&](int pair) {
         const int e = a.experts.row(pair / a.k)[pair % a.k];
@@ -110,23 +61,34 @@ extern "C" __global__ void __launch_bounds__(1024) moe_group(const __grid_consta
     };
     for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
         const int e = expert_of(pair);
-        if (e >= 0) atomicAdd(&counts[e], 1);
+        if (e >= 0) atomicAdd(&next[e], 1);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        int first = 0, tile = 0;
-        for (int e = 0; e < a.count; e++) {
-            const int n = counts[e];
-            next[e] = first;
-            for (int at = 0; at < n; at += a.width) {
-                int* t = a.tiles + 4 * tile++;
-                t[0] = e, t[1] = first + at, t[2] = min(a.width, n - at), t[3] = 0;
-            }
-            first += n;
+    // Pairs and tiles of the experts before, for one expert in a thread and 1,024 experts at a time.
+    int pairs_before = 0, tiles_before = 0;
+    for (int from = 0; from < a.count; from += blockDim.x) {
+        const int e = from + threadIdx.x, n = e < a.count ? next[e] : 0, tiles = divide_up(n, a.width);
+        int first = n, tile = tiles;
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const int p = __shfl_up_sync(kAllLanes, first, offset), q = __shfl_up_sync(kAllLanes, tile, offset);
+            if (lane >= offset) first += p, tile += q;
         }
-        for (; tile < a.capacity; tile++) a.tiles[4 * tile + 2] = 0;
+        if (lane == 31) totals[0][warp] = first, totals[1][warp] = tile;
+        __syncthreads();
+        int more_pairs = 0, more_tiles = 0;
+        for (int w = 0; w < 32; w++) {
+            if (w == warp) first += pairs_before + more_pairs - n, tile += tiles_before + more_tiles - tiles;
+            more_pairs += totals[0][w], more_tiles += totals[1][w];
+        }
+        pairs_before += more_pairs, tiles_before += more_tiles;
+        if (e < a.count) next[e] = first;
+        for (int i = 0; i < tiles; i++) {
+            int* t = a.tiles + 4 * (tile + i);
+            t[0] = e, t[1] = first + i * a.width, t[2] = min(a.width, n - i * a.width), t[3] = 0;
+        }
+        __syncthreads();
     }
-    __syncthreads();
+    for (int tile = tiles_before + threadIdx.x; tile < a.capacity; tile += blockDim.x) a.tiles[4 * tile + 2] = 0;
     // In whatever order: a pair's result does not depend on its place.
     for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
         const int e = expert_of(pair);
@@ -146,8 +108,8 @@ struct Combine {
 
 // r ← r + Σ_j w_j · routed_j + w_s · shared, in this order.
 extern "C" __global__ void __launch_bounds__(kThreads) moe_combine(const __grid_constant__ Combine a) {
-    grid_launch_next();
     grid_wait();
+    grid_launch_next();
     const int c = blockIdx.y * kThreads + threadIdx.x, token = blockIdx.x;
     if (c >= a.h) return;
     const float* w = a.weights.row(token);

@@ -12,6 +12,13 @@ struct RowPlace {
     int lane, r;
 };
 
+// (a & mask) | rest in one instruction, whatever of it is constant.
+__device__ __forceinline__ u32 insert_bits(u32 a, u32 mask, u32 rest) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(rest));
+    return d;
+}
+
 // (a & mask) | (b & other)
 __device__ __forceinline__ u32 select_bits(u32 a, u32 mask, u32 b, u32 other) { return (a & mask) | (b & other); }
 
@@ -166,16 +173,16 @@ struct Fragment {
     __device__ __forceinline__ void decode(int s, int r, u32 (&w)[4]) const {
 #pragma unroll
         for (int p = 0; p < 4; p++) {
-            u32 code = (v[s][r] >> (4 * p) & 0x000f000fu) | 0x43004300u;
+            u32 rest = 0x43004300u;
             if constexpr (kFormat == kQ5) {
                 const int at = 8 * s + p;
-                code |= (at < 4 ? high[0][r] << (4 - at) : high[0][r] >> (at - 4)) & 0x00100010u;
+                rest = insert_bits(at < 4 ? high[0][r] << (4 - at) : high[0][r] >> (at - 4), 0x00100010u, rest);
             }
             if constexpr (kFormat == kQ6) {
                 const int at = 2 * p;
-                code |= (at < 4 ? high[s][r] << (4 - at) : high[s][r] >> (at - 4)) & 0x00300030u;
+                rest = insert_bits(at < 4 ? high[s][r] << (4 - at) : high[s][r] >> (at - 4), 0x00300030u, rest);
             }
-            w[p] = subtract_pair(code, kBias);
+            w[p] = subtract_pair(insert_bits(v[s][r] >> (4 * p), 0x000f000fu, rest), kBias);
         }
     }
     __device__ __forceinline__ float scale(int, int r) const { return factor[r]; }
@@ -207,7 +214,7 @@ struct Fragment<kW8> {
         for (int p = 0; p < 4; p++) {
             // Two's complement: the low seven bits less 128 times the sign bit, which makes 128 into 256.
             const u32 bytes = v[s][r][p / 2] >> (8 * (p % 2));
-            w[p] = subtract_pair((bytes & 0x007f007fu) | 0x43004300u, (bytes & 0x00800080u) | 0x43004300u);
+            w[p] = subtract_pair(insert_bits(bytes, 0x007f007fu, 0x43004300u), insert_bits(bytes, 0x00800080u, 0x43004300u));
         }
     }
     __device__ __forceinline__ float scale(int s, int r) const { return factor[s][r]; }

@@ -1,7 +1,7 @@
 // y = x · Wᵀ for packed weights of every format; one numeric class for both profiles.
 //
 // A block of 8 warps computes 16 rows of W, or two times 16, for 8·kTiles columns, that is tokens. Each warp takes
-// a fixed eighth of the records of its rows, multiplies bf16 fragments (weights as a, tokens as b) into f32 sums, applies
+// every eighth record of its rows, multiplies bf16 fragments (weights as a, tokens as b) into f32 sums, applies
 // group scales to those, and the eight partial sums are added in warp order. Every column of a matrix instruction is
 // computed by itself, so which tokens share a call never changes a bit.
 //
@@ -96,20 +96,15 @@ __device__ __forceinline__ void multiply_record(const Fragment<kFormat>& f, bool
     }
 }
 
-// The fixed share of a warp: records begin .. end of a row block.
-__device__ __forceinline__ void warp_share(const Weight& w, int warp, int& begin, int& end) {
-    const int share = divide_up(w.blocks, kWarps);
-    begin = min(warp * share, w.blocks);
-    end = min(begin + share, w.blocks);
-}
+// Records of a row block that a warp takes: every kWarps-th, from its own number on.
+__device__ __forceinline__ int warp_records(const Weight& w, int warp) { return max(divide_up(w.blocks - warp, kWarps), 0); }
 
-// Sums over the warp's share for rows + g and rows + g + 8 of each row block; the copies have begun.
+// Sums over the warp's records for rows + g and rows + g + 8 of each row block; the copies have begun.
 template <int kFormat, int kTiles, int kBlocks>
 __device__ __forceinline__ void accumulate(const WeightStream<kFormat, kWarps, kBlocks>& stream, const Weight& w,
-                                           const int (&rows)[kBlocks], int begin, int lane, const bf16* const (&x)[kTiles],
+                                           const int (&rows)[kBlocks], int warp, int lane, const bf16* const (&x)[kTiles],
                                            float (&sum)[kBlocks][kTiles][4]) {
     constexpr int kRecords = chunk_records(kFormat);
-    constexpr bool kAhead = kTiles == 1;
     const int g = lane / 4, t = lane % 4, wrap = divide_up(w.cols, 64);
     const float* scales[kBlocks];
 #pragma unroll
@@ -122,20 +117,13 @@ __device__ __forceinline__ void accumulate(const WeightStream<kFormat, kWarps, k
 #pragma unroll 1
     for (int chunk = 0; chunk * kRecords < stream.count; chunk++) {
         const int rest = stream.count - chunk * kRecords;
-        int block = begin + chunk * kRecords;
-        if (kFormat == kBf16 && block >= wrap) block -= wrap;
-        const int k = block * 64 + 8 * t;
-        uint4 input[kAhead ? kRecords : 1][2];
-        if constexpr (kAhead) {
-#pragma unroll
-            for (int u = 0; u < kRecords; u++) {
-                for (int s = 0; s < 2; s++) input[u][s] = load_or_zero(x[0] + k + 64 * u + 32 * s, u < rest);
-            }
-        }
         const u8* place = stream.wait(chunk);
 #pragma unroll
         for (int u = 0; u < kRecords; u++) {
             if (u >= rest) break;
+            int block = warp + kWarps * (chunk * kRecords + u);
+            if (kFormat == kBf16 && block >= wrap) block -= wrap;
+            const int k = block * 64 + 8 * t;
 #pragma unroll
             for (int b = 0; b < kBlocks; b++) {
                 Fragment<kFormat> f;
@@ -143,16 +131,12 @@ __device__ __forceinline__ void accumulate(const WeightStream<kFormat, kWarps, k
                 float factor[2] = {};
                 const bool scaled = scales[b] != nullptr;
                 if (scaled) {
-                    factor[0] = scales[b][(block + u) / 2 * 16];
-                    factor[1] = scales[b][(block + u) / 2 * 16 + 8];
+                    factor[0] = scales[b][block / 2 * 16];
+                    factor[1] = scales[b][block / 2 * 16 + 8];
                 }
                 multiply_record<kFormat, kTiles>(
                     f, scaled, factor,
-                    [&](int s, int n) {
-                        return kAhead ? input[kAhead ? u : 0][s]
-                                      : __ldg(reinterpret_cast<const uint4*>(x[n] + k + 64 * u + 32 * s));
-                    },
-                    sum[b]);
+                    [&](int s, int n) { return __ldg(reinterpret_cast<const uint4*>(x[n] + k + 32 * s)); }, sum[b]);
             }
         }
         stream.refill(chunk);
@@ -161,17 +145,18 @@ __device__ __forceinline__ void accumulate(const WeightStream<kFormat, kWarps, k
 
 // The same for rows that start anywhere, read where they are.
 template <int kFormat, int kTiles>
-__device__ __forceinline__ void accumulate_any(const Weight& w, int row, int begin, int end, int lane,
-                                               const bf16* const (&x)[kTiles], float (&sum)[kTiles][4]) {
+__device__ __forceinline__ void accumulate_any(const Weight& w, int row, int warp, int lane, const bf16* const (&x)[kTiles],
+                                               float (&sum)[kTiles][4]) {
     constexpr int kBytes = record_bytes(kFormat);
     const int g = lane / 4, t = lane % 4, first = divide_up(w.cols, 64), scales = divide_up(w.cols, 128);
     int rows[2];
     for (int r = 0; r < 2; r++) rows[r] = min(row + g + 8 * r, divide_up(w.rows, 16) * 16 - 1);
-    for (int block = begin; block < end; block++) {
+    for (int record = warp; record < w.blocks; record += kWarps) {
+        const int block = record < first ? record : record - first;
         Fragment<kFormat> f;
         for (int r = 0; r < 2; r++) {
-            const u8* record = w.records + (static_cast<i64>(rows[r] / 16) * w.blocks + block) * kBytes;
-            f.load_row(r, {record, 4 * (rows[r] % 8) + t, rows[r] % 16 / 8});
+            const u8* at = w.records + (static_cast<i64>(rows[r] / 16) * w.blocks + record) * kBytes;
+            f.load_row(r, {at, 4 * (rows[r] % 8) + t, rows[r] % 16 / 8});
         }
         float factor[2] = {};
         const bool scaled = kFormat == kFp8 && w.block_scale != nullptr;
@@ -180,7 +165,7 @@ __device__ __forceinline__ void accumulate_any(const Weight& w, int row, int beg
                 factor[r] = w.block_scale[(static_cast<i64>(rows[r] / 16) * scales + block / 2) * 16 + rows[r] % 16];
             }
         }
-        const int k = (block < first ? block : block - first) * 64 + 8 * t;
+        const int k = block * 64 + 8 * t;
         multiply_record<kFormat, kTiles>(
             f, scaled, factor,
             [&](int s, int n) { return __ldg(reinterpret_cast<const uint4*>(x[n] + k + 32 * s)); }, sum);
@@ -224,11 +209,9 @@ __device__ __forceinline__ void linear(const Linear& a) {
     const Weight& w = part.weight;
     const bool pair = kBlocks == 2 && part.second_row > 0;
     const int row = (blockIdx.x - part.first_block) * (pair ? 16 : 16 * kBlocks);
-    int begin, end;
-    warp_share(w, warp, begin, end);
 
     WeightStream<kFormat, kWarps, kBlocks> stream(shared, warp, lane);
-    stream.count = end - begin;
+    stream.count = warp_records(w, warp);
     int rows[kBlocks];
     auto place = [&](int expert) {
         rows[0] = expert * part.expert_rows + row;
@@ -240,7 +223,7 @@ __device__ __forceinline__ void linear(const Linear& a) {
         if constexpr (kAligned) {
 #pragma unroll
             for (int b = 0; b < kBlocks; b++) {
-                stream.from[b] = w.records + (static_cast<i64>(rows[b] / 16) * w.blocks + begin) * record_bytes(kFormat);
+                stream.from[b] = w.records + (static_cast<i64>(rows[b] / 16) * w.blocks + warp) * record_bytes(kFormat);
             }
             stream.begin();
         }
@@ -266,9 +249,9 @@ __device__ __forceinline__ void linear(const Linear& a) {
 
     float sum[kBlocks][kTiles][4] = {};
     if constexpr (kAligned) {
-        accumulate<kFormat, kTiles, kBlocks>(stream, w, rows, begin, lane, x, sum);
+        accumulate<kFormat, kTiles, kBlocks>(stream, w, rows, warp, lane, x, sum);
     } else {
-        for (int b = 0; b < kBlocks; b++) accumulate_any<kFormat, kTiles>(w, rows[b], begin, end, lane, x, sum[b]);
+        for (int b = 0; b < kBlocks; b++) accumulate_any<kFormat, kTiles>(w, rows[b], warp, lane, x, sum[b]);
     }
     float value[kBlocks][(kTiles + 1) / 2];
 #pragma unroll
@@ -317,10 +300,8 @@ __device__ __forceinline__ void linear(const Linear& a) {
     }
 
 #define LINEAR_KERNELS(name, format) \
-    LINEAR_KERNEL(linear_##name##_8, format, 1, 1, true, 3) \
     LINEAR_KERNEL(linear_##name##_16, format, 2, 1, true, 2) \
     LINEAR_KERNEL(linear_##name##_64, format, 8, 1, true, 1) \
-    LINEAR_KERNEL(linear_##name##_8_two, format, 1, 2, true, 2) \
     LINEAR_KERNEL(linear_##name##_16_two, format, 2, 2, true, 2) \
     LINEAR_KERNEL(linear_##name##_8_any, format, 1, 1, false, 1) \
     LINEAR_KERNEL(linear_##name##_8_two_any, format, 1, 2, false, 1)

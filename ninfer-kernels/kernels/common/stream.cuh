@@ -1,6 +1,6 @@
 // A warp's records of packed weights, brought into shared memory ahead of their use.
 //
-// A ring of chunks for each warp; a chunk holds some records of each of kBlocks row blocks. On sm_90 and newer one lane
+// A ring of chunks for each warp; a chunk holds some records of each of kBlocks row blocks, every kWarps-th of them. On sm_90 and newer one lane
 // starts bulk copies and all wait at a barrier that counts bytes; before, every lane copies 16 bytes at a time. Enough is
 // on its way that the memory is busy, whatever the warps compute.
 #pragma once
@@ -29,8 +29,8 @@ struct WeightStream {
 
     u8* ring;                  // this warp's chunks
     u32 barriers;              // this warp's barriers
-    const u8* from[kBlocks];   // first record of each row block
-    int count;                 // records of a row block
+    const u8* from[kBlocks];   // the warp's first record of each row block
+    int count;                 // its records of a row block
     int lane;
 
     // `shared` holds ring_bytes; all warps call this together.
@@ -49,23 +49,29 @@ struct WeightStream {
 
     // Starts the copy of a chunk into its place of the ring.
     __device__ __forceinline__ void start(int chunk) const {
-        const int bytes = min(kRecords, count - chunk * kRecords) * kBytes;
+        const int records = min(kRecords, count - chunk * kRecords);
         const int place = chunk % kChunks;
         u8* target = ring + place * kPlace;
-        const i64 offset = static_cast<i64>(chunk) * kRun;
+        const i64 offset = static_cast<i64>(chunk) * kRecords * kWarps * kBytes;
 #if __CUDA_ARCH__ >= 900
         if (lane == 0) {
-            barrier_expect(barriers + 8 * place, kBlocks * bytes);
+            barrier_expect(barriers + 8 * place, kBlocks * records * kBytes);
 #pragma unroll
             for (int b = 0; b < kBlocks; b++) {
-                copy_bulk(shared_address(target + b * kRun), from[b] + offset, bytes, barriers + 8 * place);
+                for (int u = 0; u < records; u++) {
+                    const u8* record = from[b] + offset + static_cast<i64>(u) * kWarps * kBytes;
+                    copy_bulk(shared_address(target + b * kRun + u * kBytes), record, kBytes, barriers + 8 * place);
+                }
             }
         }
 #else
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
-            for (int at = 16 * lane; at < bytes; at += 16 * 32) {
-                copy_async(shared_address(target + b * kRun + at), from[b] + offset + at, true);
+            for (int u = 0; u < records; u++) {
+                const u8* record = from[b] + offset + static_cast<i64>(u) * kWarps * kBytes;
+                for (int at = 16 * lane; at < kBytes; at += 16 * 32) {
+                    copy_async(shared_address(target + b * kRun + u * kBytes + at), record + at, true);
+                }
             }
         }
 #endif

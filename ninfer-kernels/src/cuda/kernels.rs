@@ -191,7 +191,7 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    use crate::cuda::{attention, bandwidth, choose, gdn, linear, mma_tile, moe, norm, pack, sample, tile};
+    use crate::cuda::{attention, bandwidth, choose, gdn, linear, mma_tile, moe, norm, pack, sample, step, tile};
 
     #[test]
     fn facts_are_read_from_the_text() {
@@ -219,6 +219,7 @@ mod tests {
             norm::PARAMETERS,
             pack::PARAMETERS,
             sample::PARAMETERS,
+            step::PARAMETERS,
             tile::PARAMETERS,
         ];
         for image in images() {

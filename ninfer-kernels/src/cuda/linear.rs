@@ -2,6 +2,7 @@
 
 use ninfer_core::Result;
 use ninfer_core::backend::DeviceWeight;
+use ninfer_core::format::ActivationPrecision;
 use ninfer_core::ops::{LinearOps, Norm, Project, ProjectAdd, Swiglu};
 use ninfer_core::segment::Profile;
 use ninfer_core::view::View;
@@ -12,8 +13,9 @@ use super::driver::Launch;
 use super::mma_tile;
 use super::norm::{Staged, stage, staged_bytes};
 use super::queue::CudaQueue;
+use super::step::{self, StepCall, StepInput, StepTarget};
 use super::tile;
-use super::weight::{CudaWeight, Piece, ROW_BLOCK, RecordFormat, WeightArg};
+use super::weight::{CudaWeight, Piece, ROW_BLOCK, RecordFormat, WeightArg, chunk_records};
 
 /// Matrices of one launch.
 const PARTS: usize = 6;
@@ -107,32 +109,21 @@ fn family(format: RecordFormat) -> &'static str {
     }
 }
 
-/// Name of the kernel for tiles of 8, 16 or 64 columns. `two` takes two row blocks at once, `any` rows that do not start
-/// at multiples of 16.
+/// Name of the kernel for tiles of 16 or 64 columns. `two` takes two row blocks at once, `any` rows that do not start at
+/// multiples of 16, in tiles of 8.
 fn kernel(format: RecordFormat, columns: usize, two: bool, any: bool) -> &'static str {
     macro_rules! names {
         ($($format:ident: $text:literal),+) => {
             match (format, columns, two, any) {
                 $((RecordFormat::$format, _, false, true) => concat!("linear_", $text, "_8_any"),
                 (RecordFormat::$format, _, true, true) => concat!("linear_", $text, "_8_two_any"),
-                (RecordFormat::$format, 8, false, false) => concat!("linear_", $text, "_8"),
                 (RecordFormat::$format, 16, false, false) => concat!("linear_", $text, "_16"),
                 (RecordFormat::$format, _, false, false) => concat!("linear_", $text, "_64"),
-                (RecordFormat::$format, 8, true, false) => concat!("linear_", $text, "_8_two"),
                 (RecordFormat::$format, _, true, false) => concat!("linear_", $text, "_16_two"),)+
             }
         };
     }
     names!(Bf16: "bf16", Fp8: "fp8", Nvfp4: "nvfp4", Q4: "q4", Q5: "q5", Q6: "q6", W8: "w8")
-}
-
-/// Records of a chunk, `chunk_records` of `common/stream.cuh`.
-const fn chunk_records(format: RecordFormat) -> usize {
-    match format {
-        RecordFormat::Bf16 => 1,
-        RecordFormat::Fp8 | RecordFormat::W8 => 2,
-        _ => 4,
-    }
 }
 
 /// Dynamic shared memory of a block: rings of weights, and partial sums in their place.
@@ -145,8 +136,7 @@ fn shared_bytes(format: RecordFormat, columns: usize, two: bool) -> u32 {
 /// Columns of a tile for a number of tokens. All widths belong to one numeric class.
 pub(super) fn tile_columns(columns: usize, pair: bool) -> usize {
     match columns {
-        0..=8 => 8,
-        9..=16 => 16,
+        0..=16 => 16,
         _ if pair => 16,
         _ => 64,
     }
@@ -170,6 +160,23 @@ pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<
     }
     rest = tile::multiply(backend, queue, product, rest)?;
     rest = mma_tile::multiply(backend, queue, product, rest)?;
+    if product.groups.is_none() && !rest.is_empty() {
+        let targets: Vec<_> = product.targets.iter().map(|target| StepTarget { target, experts: 0 }).collect();
+        let whole = rest.len() == targets.iter().map(|t| t.target.weight.pieces().len()).sum::<usize>();
+        // The staged rows are as wide as their stride says, zeros behind the last column.
+        if whole && step::takes(backend, product.columns, 0, false, &targets) {
+            let input = StepInput {
+                x: product.input.values,
+                column_scale: product.input.scales,
+                columns: product.columns,
+                cols: 0,
+                norm: None,
+                normed: Matrix::NONE,
+            };
+            let call = StepCall { epilogue: product.epilogue, experts: (Matrix::NONE, 1), router: None };
+            return step::run(backend, queue, &input, &call, &targets);
+        }
+    }
     while let Some(first) = rest.first() {
         let format = first.piece.layout.format;
         let (mut now, later): (Vec<_>, Vec<_>) = rest.into_iter().partition(|p| p.piece.layout.format == format);
@@ -264,6 +271,17 @@ fn project_parts(
     targets: Vec<Target<'_>>,
 ) -> Result<()> {
     let columns = input.rows();
+    if let (Profile::Step, Some(norm)) = (profile, norm) {
+        let (x, cols) = (Matrix::from(input), input.cols());
+        let list: Vec<_> = targets.iter().map(|target| StepTarget { target, experts: 0 }).collect();
+        let native = targets.iter().all(|t| t.weight.activations() == ActivationPrecision::Native);
+        if native && step::norms(x, columns, cols, Matrix::NONE) && step::takes(backend, columns, cols, true, &list) {
+            let norm = Some(step::norm_of(norm));
+            let input = StepInput { x, column_scale: 0, columns, cols, norm, normed: Matrix::NONE };
+            let call = StepCall { epilogue, experts: (Matrix::NONE, 1), router: None };
+            return step::run(backend, queue, &input, &call, &list);
+        }
+    }
     let [space] = queue.scratch([staged_bytes(columns, input.cols())])?;
     let mut rest = targets;
     while let Some(first) = rest.first() {

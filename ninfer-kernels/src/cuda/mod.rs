@@ -26,6 +26,7 @@ mod queue;
 mod report;
 mod reserve;
 mod sample;
+mod step;
 mod tile;
 mod weight;
 

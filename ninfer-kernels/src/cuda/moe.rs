@@ -14,6 +14,7 @@ use super::linear::{Epilogue, Groups, Product, Target, multiply, needs_any, tile
 use super::mma_tile;
 use super::norm::{Staged, norm_into, round_rows, stage, staged_at, staged_bytes};
 use super::queue::CudaQueue;
+use super::step::{self, Down, PAIRS, RouterArg, StepCall, StepInput, StepTarget};
 use super::tile;
 use super::weight::{CudaWeight, RECORD_COLUMNS};
 
@@ -30,7 +31,7 @@ struct TopKArg {
     count: i32,
     k: i32,
     renormalise: i32,
-    unused: i32,
+    tokens: i32,
 }
 
 /// `Group` of `moe.cu`.
@@ -111,11 +112,91 @@ impl FeedForward<'_> {
     }
 }
 
+/// The router of a step in one launch, with `logits` and `gate` as addresses of workspace; false if it takes the long way.
+fn route_step(backend: &Cuda, queue: &mut CudaQueue, op: &Route<Cuda>, (logits, gate): (u64, u64)) -> Result<bool> {
+    let (t, h, count, k) = (op.batch.rows, op.input.cols(), op.router.rows(), op.experts.cols());
+    let (x, normed) = (Matrix::from(&op.input), Matrix::from(&op.hidden));
+    let targets = [
+        Target { weight: &op.router, out: Matrix::at(logits, count), rows: count, pair: false },
+        Target { weight: &op.shared_gate, out: Matrix::at(gate, 1), rows: 1, pair: false },
+    ];
+    let list = targets.each_ref().map(|target| StepTarget { target, experts: 0 });
+    let pieces: usize = targets.iter().map(|t| t.weight.pieces().len()).sum();
+    let taken = op.batch.profile == Profile::Step
+        && pieces == 2
+        && step::norms(x, t, h, normed)
+        && step::takes(backend, t, h, true, &list);
+    if !taken {
+        return Ok(false);
+    }
+    let router = RouterArg {
+        logits: Matrix::at(logits, count),
+        gate,
+        experts: (&op.experts).into(),
+        weights: (&op.weights).into(),
+        arrivals: queue.counters_address(),
+        count: count as i32,
+        k: k as i32,
+        renormalise: i32::from(op.renormalise),
+        unused: 0,
+    };
+    let norm = Some(step::norm_of(&op.norm));
+    let input = StepInput { x, column_scale: 0, columns: t, cols: h, norm, normed };
+    let call = StepCall { epilogue: Epilogue::Float, experts: (Matrix::NONE, 1), router: Some(router) };
+    step::run(backend, queue, &input, &call, &list)?;
+    Ok(true)
+}
+
+/// The experts of a step in two launches; false if they take the long way.
+fn experts_step(backend: &Cuda, queue: &mut CudaQueue, op: &Experts<Cuda>) -> Result<bool> {
+    let (t, h, k) = (op.batch.rows, op.hidden.cols(), op.experts.cols());
+    let (width, own, count) = (op.down.cols(), op.shared_down.cols(), op.down.rows() / h);
+    let x = Matrix::from(&op.hidden);
+    let native = [&op.gate_up, &op.down, &op.shared_gate_up, &op.shared_down]
+        .iter()
+        .all(|w| w.activations() == ActivationPrecision::Native);
+    let wide = x.address().is_multiple_of(16) && x.stride().is_multiple_of(8);
+    let whole = [h, width, own].iter().all(|n| n.is_multiple_of(RECORD_COLUMNS));
+    if op.batch.profile != Profile::Step || t * k > PAIRS || !(native && wide && whole) {
+        return Ok(false);
+    }
+    let [mid, shared] = queue.scratch([t * k * width * 2, t * own * 2])?;
+    let (mid, shared) = (Matrix::at(mid, width), Matrix::at(shared, own));
+    let targets = [
+        Target { weight: &op.gate_up, out: mid, rows: width, pair: true },
+        Target { weight: &op.shared_gate_up, out: shared, rows: own, pair: true },
+    ];
+    let list = [StepTarget { target: &targets[0], experts: count }, StepTarget { target: &targets[1], experts: 0 }];
+    if !step::takes(backend, t, h, false, &list) || !step::takes_down(backend, &op.down, &op.shared_down, h) {
+        return Ok(false);
+    }
+    let input = StepInput { x, column_scale: 0, columns: t, cols: h, norm: None, normed: Matrix::NONE };
+    let call = StepCall { epilogue: Epilogue::Store, experts: ((&op.experts).into(), k), router: None };
+    step::run(backend, queue, &input, &call, &list)?;
+    let down = Down {
+        routed: &op.down,
+        own: &op.shared_down,
+        mid,
+        shared,
+        experts: (&op.experts).into(),
+        weights: (&op.weights).into(),
+        residual: (&op.residual).into(),
+        columns: t,
+        k,
+        h,
+    };
+    step::down(backend, queue, &down)?;
+    Ok(true)
+}
+
 impl MoeOps for Cuda {
     fn route(&self, queue: &mut CudaQueue, op: Route<Self>) -> Result<()> {
         queue.submit(op, |queue, op| {
             let (t, h, count, k) = (op.batch.rows, op.input.cols(), op.router.rows(), op.experts.cols());
             let [logits, gate, space] = queue.scratch([t * count * 4, t * 4, staged_bytes(t, h)])?;
+            if route_step(self, queue, op, (logits, gate))? {
+                return Ok(());
+            }
             norm_into(self, queue, &op.input, &op.norm, &op.hidden)?;
             let input = stage(self, queue, &op.hidden, None, ActivationPrecision::Native, space)?;
             let targets = [
@@ -132,9 +213,9 @@ impl MoeOps for Cuda {
                 count: count as i32,
                 k: k as i32,
                 renormalise: i32::from(op.renormalise),
-                unused: 0,
+                tokens: t as i32,
             };
-            let how = Launch { grid: [t as u32, 1, 1], block: 32, shared: (count * 4) as u32 };
+            let how = Launch { grid: [t.div_ceil(8) as u32, 1, 1], block: 256, shared: 0 };
             // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.
             unsafe { queue.launch(self, FAMILY, "moe_top_k", how, &arguments) }
         })
@@ -145,6 +226,9 @@ impl MoeOps for Cuda {
             let (t, h, k) = (op.batch.rows, op.hidden.cols(), op.experts.cols());
             let (width, shared) = (op.down.cols(), op.shared_down.cols());
             let (pairs, count) = (t * k, op.down.rows() / h);
+            if experts_step(self, queue, op)? {
+                return Ok(());
+            }
             let any = needs_any(width) || needs_any(h);
             // Tiles are as wide as the pairs of an expert are likely to be.
             let likely = pairs.div_ceil(count.max(1));
@@ -176,7 +260,7 @@ impl MoeOps for Cuda {
                 width: tile as i32,
                 capacity: capacity as i32,
             };
-            let how = Launch { grid: [1, 1, 1], block: 1024, shared: ((count + 1) * 8) as u32 };
+            let how = Launch { grid: [1, 1, 1], block: 1024, shared: (count * 4) as u32 };
             // SAFETY: the struct is the kernel's parameter; order and tiles are parts of the workspace of these sizes.
             unsafe { queue.launch(self, FAMILY, "moe_group", how, &arguments)? };
             let (routed, own) = (Matrix::at(routed, h), Matrix::at(own, h));

@@ -15,6 +15,8 @@ use super::report::DeviceReport;
 const STAGING: usize = 1 << 20;
 /// Bytes of pinned memory for a download.
 const EGRESS: usize = 1 << 20;
+/// Bytes of counters that every kernel leaves as it found them: zero.
+const COUNTERS: usize = 1024;
 /// Alignment of the parts of a workspace.
 const ALIGN: usize = 256;
 
@@ -23,6 +25,7 @@ const ALIGN: usize = 256;
 pub struct CudaQueue {
     pub(super) stream: Stream,
     workspace: Arc<Memory>,
+    counters: Arc<Memory>,
     staging: Pinned,
     staged: usize,
     egress: Pinned,
@@ -79,8 +82,12 @@ impl Drop for Recording<'_> {
 
 impl CudaQueue {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        let stream = Stream::new(context)?;
+        let counters = Memory::new(context, "counters", COUNTERS)?;
+        stream.fill(counters.address, 0, COUNTERS)?;
         Ok(Self {
-            stream: Stream::new(context)?,
+            stream,
+            counters: Arc::new(counters),
             workspace: Arc::new(Memory::new(context, "workspace", 0)?),
             staging: Pinned::new(context, STAGING)?,
             staged: 0,
@@ -100,6 +107,11 @@ impl CudaQueue {
     /// Address that kernels report errors to.
     pub(super) fn report_address(&self) -> u64 {
         self.report.address()
+    }
+
+    /// Address of counters that are zero between launches.
+    pub(super) fn counters_address(&self) -> u64 {
+        self.counters.address
     }
 
     /// Makes the workspace at least this large.
@@ -202,7 +214,7 @@ impl CudaQueue {
         self.idle("recording another step")?;
         self.stream.context.enter()?;
         self.stream.begin_capture()?;
-        self.capture = Some(Capture { workspaces: vec![self.workspace.clone()], ..Capture::default() });
+        self.capture = Some(Capture { workspaces: vec![self.workspace.clone(), self.counters.clone()], ..Capture::default() });
         let recording = Recording(self);
         let worked = work(&mut *recording.0);
         let (graph, keep) = recording.finish();

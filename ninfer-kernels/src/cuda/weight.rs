@@ -117,6 +117,15 @@ impl WeightLayout {
     }
 }
 
+/// Records of a chunk, `chunk_records` of `common/stream.cuh`.
+pub(super) const fn chunk_records(format: RecordFormat) -> usize {
+    match format {
+        RecordFormat::Bf16 => 1,
+        RecordFormat::Fp8 | RecordFormat::W8 => 2,
+        _ => 4,
+    }
+}
+
 /// Rows of a stack that have one format: `run` adjacent ones, then the next `run` after a stride, from row `first` on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
