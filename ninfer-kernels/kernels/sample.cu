@@ -1,7 +1,8 @@
-// targets: sm_80
+// targets: sm_80 sm_90
 // Token counts and acceptance of drafts: exact integer work around the choice of tokens.
 #include "common/batch.cuh"
 #include "common/report.cuh"
+#include "ptx/bulk.cuh"
 
 constexpr int kThreads = 256;
 constexpr u32 kPromptBit = 0x80000000u;
@@ -41,6 +42,8 @@ __device__ __forceinline__ u32 add_saturating(u32 a, u32 b) { return a + b < a ?
 // block counts the `fold` tokens of the round before and then remembers this round's; where a sequence begins with a fold,
 // which happens at most once in its life, it alone clears, too, so that none reads what another one writes.
 extern "C" __global__ void __launch_bounds__(kThreads) sample_count(const __grid_constant__ Count a) {
+    grid_launch_next();
+    grid_wait();
     const Segment s = a.batch.segment(blockIdx.y);
     const int t = threadIdx.x;
     const bool first = blockIdx.x == 0, say = first && t == 0;
@@ -123,6 +126,8 @@ __device__ __forceinline__ int word(const Segment& s, u32 start, int row, int le
 // The longest run of drafts that equal the chosen tokens, what it emits, and the segments of the passes behind it. One warp
 // a segment.
 extern "C" __global__ void __launch_bounds__(32) sample_accept(const __grid_constant__ Accept a) {
+    grid_launch_next();
+    grid_wait();
     const int index = blockIdx.x, lane = threadIdx.x;
     const Segment s = a.batch.segment(index);
     int len = has_rows(a.batch, s, a.report, lane == 0) ? s.len : 0;

@@ -1,4 +1,4 @@
-// targets: sm_80
+// targets: sm_80 sm_90
 // Choice of the next token from a row of logits, as `sampling::choose` of ninfer-core defines it.
 //
 // Two launches serve every row, whatever its parameters, which are device data:
@@ -19,6 +19,7 @@
 // Nothing depends on which rows share a call: tiles and sums of a row are its own. 256 threads; shared memory: scan 19 KiB,
 // draw 42 KiB. A row of 248,320 logits is read once, 1 MB, and once more from L2 where it is wide.
 #include "common/choose.cuh"
+#include "ptx/bulk.cuh"
 
 namespace {
 
@@ -428,6 +429,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_scan(const __grid_
     __shared__ u64 partial[kThreads / 32];
     __shared__ int found;
     const int local = blockIdx.y, chunk = blockIdx.x, t = threadIdx.x;
+    grid_launch_next();
+    grid_wait();
     if (chunk == 0 && t == 0) {
         a.arrivals[local] = 0;
         if (local == 0) a.arrivals[a.rows] = 0;
@@ -483,10 +486,31 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_draw(const __grid_
     __shared__ DrawShared s;
     const int t = threadIdx.x;
     int local = blockIdx.y, member = 0;
+    grid_launch_next();
+    grid_wait();
+    u64 key = kNoKey;
+    u32 flags = 0;
+    auto load_best = [&]() {
+        if (t >= a.chunks) return;
+        key = a.best[static_cast<i64>(local) * kChunks + t];
+        flags = a.flags[static_cast<i64>(local) * kChunks + t];
+    };
     const u32 mode = a.mode[local];
+    if (blockIdx.x == 0) load_best();
     if (mode == kIdle || (mode != kWide && blockIdx.x != 0)) return;
-    if (mode == kWide) local = take_ticket(a, s.wide.bin, member);
-    if (local < 0) return;
+    if (mode == kWide) {
+        local = take_ticket(a, s.wide.bin, member);
+        if (local < 0) return;
+        load_best();
+    }
+    u32* output = a.output.row(a.first_row + local);
+    const bool broken = __syncthreads_or(flags & 1), finite = __syncthreads_or(flags & 2);
+    key = block_best(key, s.partial_key);
+    const bool none = broken || !finite || key == kNoKey;
+    if (none || mode == kGreedy) {
+        if (member == 0 && t == 0) *output = none ? kNone : id_of(key);
+        return;
+    }
     {
         Row opened;
         open_row(a, a.first_row + local, &s.found, opened);
@@ -494,24 +518,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_draw(const __grid_
     }
     __syncthreads();
     const Row& row = s.row;
-    u32* output = a.output.row(a.first_row + local);
-
-    u64 key = kNoKey;
-    u32 flags = 0;
-    if (t < a.chunks) {
-        key = a.best[static_cast<i64>(local) * kChunks + t];
-        flags = a.flags[static_cast<i64>(local) * kChunks + t];
-    }
-    const bool broken = __syncthreads_or(flags & 1), finite = __syncthreads_or(flags & 2);
-    key = block_best(key, s.partial_key);
-    if (broken || !finite || key == kNoKey) {
-        if (member == 0 && t == 0) *output = kNone;
-        return;
-    }
-    if (row.mode == kGreedy) {
-        if (t == 0) *output = id_of(key);
-        return;
-    }
     const float best = logit_of(key);
     if (row.mode == kShort) {
         u64 keys[kPerThread + 1];

@@ -29,17 +29,17 @@ struct Sampling {
 };
 
 __device__ inline Sampling read_sampling(const u32* words) {
-    auto number = [&](int i) { return __uint_as_float(__ldg(words + i)); };
+    auto number = [&](int i) { return __uint_as_float(words[i]); };
     Sampling s;
     s.temperature = number(0);
-    s.top_k = __ldg(words + 1);
+    s.top_k = words[1];
     s.top_p = number(2);
     const float least = number(3);
     s.floor = fmax(static_cast<double>(least), 0x1p-1022);
     // ln 2^-1022 is −708.4; one more covers the rounding of the comparison in f32.
     s.reach = s.floor > 0x1p-140 ? 1.0f - logf(least) : 709.5f;
     s.presence = number(4), s.frequency = number(5), s.repetition = number(6);
-    s.seed = static_cast<u64>(__ldg(words + 8)) << 32 | __ldg(words + 7);
+    s.seed = static_cast<u64>(words[8]) << 32 | words[7];
     return s;
 }
 
@@ -93,7 +93,7 @@ struct LogitRow {
         if (again) {
             for (int i = 0; i < seen_count; i++) {
                 // Saturating, as the definition adds.
-                count += __ldg(seen + i * seen_stride) == id && count != 0xffffffffu;
+                count += seen[i * seen_stride] == id && count != 0xffffffffu;
             }
         }
         if (count == 0) return x;
@@ -125,7 +125,7 @@ __device__ inline u32 load_tile(const LogitRow& row, int index, Tile& tile) {
 #pragma unroll
     for (int i = 0; i < kPerThread; i++) {
         const int id = first + kThreads * i + t;
-        v[i] = id < row.limit ? __ldg(row.logits + id) : -infinity();
+        v[i] = id < row.limit ? row.logits[id] : -infinity();
     }
     __syncthreads();
 #pragma unroll
@@ -140,14 +140,14 @@ __device__ inline u32 load_tile(const LogitRow& row, int index, Tile& tile) {
 #pragma unroll
     for (int i = 0; i < kPerThread; i++) {
         const int id = first + kThreads * i + t;
-        if (id < row.limit && __ldg(row.counts + id) != 0) counted |= 1u << i;
+        if (id < row.limit && row.counts[id] != 0) counted |= 1u << i;
     }
     u32 again = 0;
     if (row.seen_count > 0) {
         if (t < kTile / 32) tile.mark[t] = 0;
         __syncthreads();
         for (int i = t; i < row.seen_count; i += kThreads) {
-            const u32 at = __ldg(row.seen + i * row.seen_stride) - static_cast<u32>(first);
+            const u32 at = row.seen[i * row.seen_stride] - static_cast<u32>(first);
             if (at < kTile) atomicOr(&tile.mark[at / 32], 1u << (at % 32));
         }
         __syncthreads();
@@ -159,7 +159,7 @@ __device__ inline u32 load_tile(const LogitRow& row, int index, Tile& tile) {
         const int i = __ffs(static_cast<int>(rest)) - 1, id = first + kThreads * i + t;
         if (id >= row.limit) break;
         float& x = tile.at(kThreads * i + t);
-        x = row.penalised(x, id, __ldg(row.counts + id), (again >> i & 1) != 0);
+        x = row.penalised(x, id, row.counts[id], (again >> i & 1) != 0);
     }
     return flags;
 }
