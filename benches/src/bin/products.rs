@@ -1,7 +1,8 @@
-//! Time of the products of a decode step on a GPU, by shape, format and number of tokens.
+//! Time of the products of a decode step or of a prompt on a GPU, by shape, format and number of tokens.
 //!
 //! ```sh
 //! cargo run --release -p ninfer-benches --features cuda --bin products -- --model 27b --tokens 1,4,8
+//! cargo run --release -p ninfer-benches --features cuda --bin products -- --model 27b --prefill --tokens 1024,4096
 //! ```
 //!
 //! Each product is recorded many times over different copies of its weight, more than twice the L2 cache, and the recording
@@ -19,10 +20,11 @@ use ninfer_core::segment::{Batch, Profile, Segment};
 use ninfer_core::{DType, PackedData, PackedRef, Result, View, WeightFormat};
 use ninfer_kernels::cuda::{Cuda, CudaQueue, CudaWeight};
 
-/// Time of the products of a decode step on a GPU.
+/// Time of the products of a decode step or of a prompt on a GPU.
 #[derive(Parser)]
 #[command(
-    after_help = "Examples:\n  products --model 35b-a3b\n  products --model 27b --tokens 1,2,4,8,16,64 --device 1"
+    after_help = "Examples:\n  products --model 35b-a3b\n  products --model 27b --tokens 1,2,4,8,16,64 --device 1\n  \
+                  products --model 27b --prefill --tokens 1024,4096"
 )]
 struct Arguments {
     /// Shapes of which model.
@@ -31,6 +33,9 @@ struct Arguments {
     /// Numbers of tokens.
     #[arg(long, default_value = "1,4,8,16", value_delimiter = ',')]
     tokens: Vec<usize>,
+    /// Products of a prompt instead of a decode step.
+    #[arg(long)]
+    prefill: bool,
     /// Number of the GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
@@ -130,7 +135,13 @@ fn matrix(
 }
 
 /// Seconds of one product with `tokens` columns.
-fn measure(gpu: &Cuda, weights: &[CudaWeight], shape: &Shape, tokens: usize, replays: usize) -> Result<f64> {
+fn measure(
+    gpu: &Cuda,
+    weights: &[CudaWeight],
+    shape: &Shape,
+    (profile, tokens): (Profile, usize),
+    replays: usize,
+) -> Result<f64> {
     let mut queue = gpu.queue()?;
     let mut random = Random::new(2);
     let mut acts = |queue: &mut CudaQueue, cols: usize| {
@@ -144,7 +155,7 @@ fn measure(gpu: &Cuda, weights: &[CudaWeight], shape: &Shape, tokens: usize, rep
     let gain = matrix(gpu, &mut queue, DType::F32, 1, shape.cols, &vec![0; shape.cols * 4])?;
     let segment = Segment { len: tokens as u32, ..Segment::default() };
     let table = matrix(gpu, &mut queue, DType::I32, 1, 8, bytemuck::cast_slice(&segment.to_words()))?;
-    let batch = Batch::new(Profile::Step, tokens, table)?;
+    let batch = Batch::new(profile, tokens, table)?;
     let count = weights.len().max(20);
     let step = gpu.record(&mut queue, |rec| {
         for i in 0..count {
@@ -177,8 +188,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Cuda::new(arguments.device)?;
     println!("{}", gpu.device());
     let shapes: &[Shape] = if arguments.model == "27b" { &DENSE } else { &SPARSE };
-    println!("| product | format | rows × columns | tokens | µs | GB/s |");
-    println!("|---|---|---|---|---|---|");
+    let profile = if arguments.prefill { Profile::Prefill } else { Profile::Step };
+    println!("| product | format | rows × columns | tokens | µs | GB/s | TFLOP/s |");
+    println!("|---|---|---|---|---|---|---|");
     for shape in shapes {
         let mut random = Random::new(1);
         let first = weight(&gpu, &mut random, shape.format, shape.rows, shape.cols)?;
@@ -188,16 +200,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             weights.push(weight(&gpu, &mut random, shape.format, shape.rows, shape.cols)?);
         }
         for &tokens in &arguments.tokens {
-            let seconds = measure(&gpu, &weights, shape, tokens, arguments.replays)?;
+            let seconds = measure(&gpu, &weights, shape, (profile, tokens), arguments.replays)?;
             let bytes = weights[0].bytes() as f64;
             println!(
-                "| {} | {} | {} × {} | {tokens} | {:.2} | {:.0} |",
+                "| {} | {} | {} × {} | {tokens} | {:.2} | {:.0} | {:.1} |",
                 shape.name,
                 shape.format,
                 shape.rows,
                 shape.cols,
                 seconds * 1e6,
-                bytes / seconds / 1e9
+                bytes / seconds / 1e9,
+                2.0 * (shape.rows * shape.cols * tokens) as f64 / seconds / 1e12
             );
         }
     }

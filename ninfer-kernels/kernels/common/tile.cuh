@@ -101,7 +101,7 @@ __device__ __forceinline__ int column_tile_of(const Tiles& a, int tile, int& row
 // What the table says of the column tile of a tile; past the last one nothing.
 __device__ __forceinline__ int4 group_of(const Tiles& a, int tile) {
     if (a.tiles == nullptr || tile >= a.row_tiles * a.column_tiles) return make_int4(0, 0, 0, 0);
-    return __ldg(a.tiles + tile / a.row_tiles);
+    return a.tiles[tile / a.row_tiles];
 }
 
 // Whether there is such a tile, and where it is.
@@ -161,14 +161,14 @@ __device__ __forceinline__ void bring(const Tiles& a, Ring ring) {
             block = 0, blocks = w.blocks, wrap = divide_up(w.cols, 64);
             const int n = lane / 4 * 16 + thread / 32 * 4 + lane % 4;
             const int at = place.first + (n < place.count ? n : 0);
-            row = reinterpret_cast<u64>(a.x.row(a.tiles != nullptr ? __ldg(a.order + at) / a.pairs_per_row : at));
+            row = reinterpret_cast<u64>(a.x.row(a.tiles != nullptr ? a.order[at] / a.pairs_per_row : at));
             const int slot = lane % 16;
             const int first = place.expert * part.expert_rows + slot_row(part, place.row_tile, slot) +
                               (slot % 8 >= 4 ? part.second_row : 0);
             const int row_block = min(first / 16, divide_up(w.rows, 16) - 1);
-            const int size = record_bytes(w.format);
+            const u32 size = record_bytes(w.format);
             sizes = size | kRowBlocks * (size + (w.block_scale != nullptr ? kScaleBytes : 0)) << 16;
-            from = w.records + static_cast<i64>(row_block) * w.blocks * size;
+            from = w.records + static_cast<i64>(row_block) * w.blocks * static_cast<i64>(size);
             if (lane >= 16) {
                 from = reinterpret_cast<const u8*>(w.block_scale);
                 if (from != nullptr) from += static_cast<i64>(row_block) * divide_up(w.cols, 128) * kScaleBytes;
@@ -283,7 +283,7 @@ __device__ __forceinline__ void finish(const Tiles& a, const Place& place, const
     // Each lane knows the row of the result of one token of the 16, and of the 16 after them.
     auto target_of = [&](int c) {
         const int column = 16 * c + lane % 16, at = place.first + column;
-        return column >= place.count || a.tiles == nullptr ? at : __ldg(a.order + at);
+        return column >= place.count || a.tiles == nullptr ? at : a.order[at];
     };
     int next = target_of(0);
 #pragma unroll 1
@@ -291,7 +291,7 @@ __device__ __forceinline__ void finish(const Tiles& a, const Place& place, const
         const int target = next;
         float factor = format_factor(part.weight.format);
         if (a.column_scale != nullptr && 16 * c + lane % 16 < place.count) {
-            factor *= __ldg(a.column_scale + (a.tiles != nullptr ? target / a.pairs_per_row : target));
+            factor *= a.column_scale[a.tiles != nullptr ? target / a.pairs_per_row : target];
         }
         next = target_of(c + 1);
 #pragma unroll
