@@ -252,7 +252,7 @@ fn the_last_position_of_a_long_context() {
     }
     for dtype in FORMATS {
         for (d, start, first_key) in
-            [(64, 262_143, 0), (128, 4096, 1), (256, 8191, 0), (256, 262_140, 1), (40, 9000, 1)]
+            [(64, 9000, 0), (256, 4096, 1), (256, 8191, 0), (256, 262_143, 0), (256, 262_140, 1), (40, 9000, 1)]
         {
             let sizes = Sizes { dtype, d, group: 2, heads: 1 };
             let case = Case::new(sizes, Profile::Step, 2, &[at(1, start, 1, 1)], first_key);
@@ -283,7 +283,7 @@ fn segments_see_their_own_sequence() {
 fn a_prompt_may_be_cut_at_multiples_of_64() {
     let Some(gpu) = gpu() else { return };
     for dtype in FORMATS {
-        for (d, group) in [(64, 2), (128, 1), (256, 6), (20, 2)] {
+        for (d, group) in [(64, 2), (256, 1), (256, 6), (20, 2)] {
             let sizes = Sizes { dtype, d, group, heads: 1 };
             let case = Case::new(sizes, Profile::Prefill, 333, &[at(0, 0, 0, 333)], 0);
             let whole = case.check();
@@ -293,6 +293,31 @@ fn a_prompt_may_be_cut_at_multiples_of_64() {
                 same(&format!("{from}..{to} of {}", case.what()), case.of(&got, &part), case.of(&whole, &part));
             }
         }
+    }
+}
+
+/// Partial results of a prompt's leaves are merged in one order, whether a block merges them or several blocks share them.
+#[test]
+fn leaves_of_a_prompt_are_merged_in_order() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in FORMATS {
+        // Across positions 8,192 and, from key 5,000 on, 8,192 alone.
+        for first_key in [0, 5000] {
+            let sizes = Sizes { dtype, d: 256, group: 2, heads: 1 };
+            let case = Case::new(sizes, Profile::Prefill, 70, &[at(0, 8150, 0, 70)], first_key);
+            let got = case.check();
+            case.check_rows(&got, [0, 41, 42, 69].into_iter());
+        }
+        // Tiles enough for the whole device, then few.
+        let sizes = Sizes { dtype, d: 256, group: 6, heads: 4 };
+        let case = Case::new(sizes, Profile::Prefill, 640, &[at(1, 3968, 0, 640)], 0);
+        let whole = case.run(&mut Side::new(gpu.clone()), &case.segments);
+        for from in (0..640).step_by(64) {
+            let part = at(1, 3968 + from, from, 64);
+            let got = case.run(&mut Side::new(gpu.clone()), &[part]);
+            same(&format!("{from}.. of {}", case.what()), case.of(&got, &part), case.of(&whole, &part));
+        }
+        case.check_rows(&whole, [0, 128, 639].into_iter());
     }
 }
 
