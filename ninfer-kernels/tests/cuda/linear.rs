@@ -46,7 +46,7 @@ impl Case {
 
     /// Projection with two matrices, then projection and addition.
     fn run<B: LinearOps>(&self, side: &mut Side<B>, from: usize, rows: usize, replay: bool) -> [Vec<f32>; 3] {
-        let profile = if self.rows <= 128 { Profile::Step } else { Profile::Prefill };
+        let profile = if rows <= 128 { Profile::Step } else { Profile::Prefill };
         let (n, k) = (self.n, self.k);
         let x = side.acts(rows, k, &self.x[from * k..(from + rows) * k]);
         let gain = side.floats(1, k, &self.gain);
@@ -102,13 +102,15 @@ fn every_number_of_rows_is_right_and_independent_of_the_others() {
         let all = Case::new(format, 40, 320, 1000, true);
         let mut side = Side::new(gpu.clone());
         let expected = all.run(&mut Side::cpu(), 0, 1000, false);
-        let alone: Vec<_> = (0..129).map(|row| all.run(&mut side, row, 1, false)).collect();
+        let alone: Vec<_> = (0..128).map(|row| all.run(&mut side, row, 1, false)).collect();
         for rows in ROWS {
             let got = all.run(&mut Side::new(gpu.clone()), 0, rows, rows % 2 == 0);
+            // More rows than a step has are those of a prompt, another numeric class.
+            let step_rows = if rows > 128 { 0 } else { rows };
             for i in 0..3 {
                 let width = got[i].len() / rows;
                 near(&all.what(), &got[i], &expected[i][..rows * width], PRODUCT);
-                for row in 0..rows.min(129) {
+                for row in 0..step_rows {
                     let what = format!("{} of {rows} rows, row {row}", all.what());
                     same(&what, &got[i][row * width..(row + 1) * width], &alone[row][i]);
                 }
