@@ -3,11 +3,13 @@
 //! [`Counting`] wraps any backend, hands everything on, and keeps [`Counts`] of what passed: launches per operation,
 //! allocations, copies. While a step is recorded it refuses every allocation, preparation and copy, also those that are
 //! reached through [`Recorder::backend`], so a test proves that a recorded step has none. The recorded step knows
-//! how many launches it has.
+//! how many launches it has. Wrapped by [`Counting::one_by_one`], it runs its operations one by one instead, which is what a
+//! replay must equal.
 
 mod counts;
 mod inner;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::counts::{Counts, Launches};
@@ -41,45 +43,72 @@ use crate::{Backend, DType, Error, PackedRef, Recorder, Result, View};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
-pub struct Counting<B> {
+#[derive(Clone)]
+pub struct Counting<B: Backend> {
     backend: B,
-    state: Arc<Mutex<State>>,
+    one_by_one: bool,
+    state: Arc<Mutex<State<B>>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    counts: Counts,
-    /// Launches of the step that is being recorded.
-    recording: Option<Launches>,
+impl<B: Backend> fmt::Debug for Counting<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counting").field("backend", &self.backend).finish_non_exhaustive()
+    }
 }
+
+struct State<B: Backend> {
+    counts: Counts,
+    /// The step that is being recorded.
+    recording: Option<Taken<B>>,
+}
+
+/// What was recorded of a step.
+struct Taken<B: Backend> {
+    launches: Launches,
+    operations: Vec<Operation<B>>,
+}
+
+/// An operation of the wrapped backend.
+type Operation<B> = Box<dyn Fn(&B, &mut <B as Backend>::Queue) -> Result<()> + Send + Sync>;
 
 /// A recorded step with the number of its launches.
-#[derive(Debug)]
-pub struct CountedStep<R> {
-    step: R,
-    launches: Launches,
+pub struct CountedStep<B: Backend> {
+    step: B::Recorded,
+    taken: Taken<B>,
 }
 
-impl<R> CountedStep<R> {
+impl<B: Backend> fmt::Debug for CountedStep<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountedStep").field("launches", &self.taken.launches).finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend> CountedStep<B> {
     /// Launches of one replay.
     #[must_use]
     pub fn launches(&self) -> &Launches {
-        &self.launches
+        &self.taken.launches
     }
 
     /// The step of the wrapped backend.
     #[must_use]
-    pub fn inner(&self) -> &R {
+    pub fn inner(&self) -> &B::Recorded {
         &self.step
     }
 }
 
-impl<B> Counting<B> {
+impl<B: Backend> Counting<B> {
     /// Wraps a backend.
     #[must_use]
     pub fn new(backend: B) -> Self {
-        Self { backend, state: Arc::default() }
+        let state = State { counts: Counts::default(), recording: None };
+        Self { backend, one_by_one: false, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Wraps a backend, of whose recorded steps a replay runs the operations one by one.
+    #[must_use]
+    pub fn one_by_one(backend: B) -> Self {
+        Self { one_by_one: true, ..Self::new(backend) }
     }
 
     /// The wrapped backend.
@@ -105,13 +134,13 @@ impl<B> Counting<B> {
         self.state().recording.is_some()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<B>> {
         // A panic between two updates of a counter leaves nothing inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counts, unless a step is being recorded.
-    fn eager(&self, what: &'static str) -> Result<MutexGuard<'_, State>> {
+    fn eager(&self, what: &'static str) -> Result<MutexGuard<'_, State<B>>> {
         let state = self.state();
         if state.recording.is_some() {
             return Err(Error::Recording { what });
@@ -119,17 +148,30 @@ impl<B> Counting<B> {
         Ok(state)
     }
 
-    fn launch(&self, op: &'static str) {
+    fn launch(&self, name: &'static str, operation: impl FnOnce() -> Operation<B>) {
         let mut state = self.state();
-        let State { counts, recording } = &mut *state;
-        recording.as_mut().unwrap_or(&mut counts.launches).add(op, 1);
+        match &mut state.recording {
+            Some(taken) => {
+                taken.launches.add(name, 1);
+                if self.one_by_one {
+                    taken.operations.push(operation());
+                }
+            }
+            None => state.counts.launches.add(name, 1),
+        }
+    }
+}
+
+impl<B: Backend> Taken<B> {
+    fn new() -> Self {
+        Self { launches: Launches::default(), operations: Vec::new() }
     }
 }
 
 /// Ends a recording, whatever way its closure is left.
-struct Recording<'a, B>(&'a Counting<B>);
+struct Recording<'a, B: Backend>(&'a Counting<B>);
 
-impl<B> Drop for Recording<'_, B> {
+impl<B: Backend> Drop for Recording<'_, B> {
     fn drop(&mut self) {
         self.0.state().recording = None;
     }
@@ -139,7 +181,7 @@ impl<B: Backend> Backend for Counting<B> {
     type Buffer = B::Buffer;
     type Weight = B::Weight;
     type Queue = B::Queue;
-    type Recorded = CountedStep<B::Recorded>;
+    type Recorded = CountedStep<B>;
 
     fn device(&self) -> &DeviceInfo {
         self.backend.device()
@@ -198,20 +240,23 @@ impl<B: Backend> Backend for Counting<B> {
         queue: &mut Self::Queue,
         work: impl FnOnce(&mut Recorder<'_, Self>) -> Result<()>,
     ) -> Result<Self::Recorded> {
-        self.eager("recording another step")?.recording = Some(Launches::default());
+        self.eager("recording another step")?.recording = Some(Taken::new());
         let recording = Recording(self);
         let step = self.backend.record(queue, |recorder| work(&mut Recorder::new(self, recorder.queue)))?;
-        let launches = self.state().recording.take().unwrap_or_default();
+        let taken = self.state().recording.take().unwrap_or_else(Taken::new);
         drop(recording);
         self.state().counts.recorded += 1;
-        Ok(CountedStep { step, launches })
+        Ok(CountedStep { step, taken })
     }
 
     fn replay(&self, queue: &mut Self::Queue, step: &Self::Recorded) -> Result<()> {
         {
             let mut state = self.eager("replay")?;
             state.counts.replays += 1;
-            state.counts.replayed.merge(&step.launches);
+            state.counts.replayed.merge(&step.taken.launches);
+        }
+        if self.one_by_one {
+            return step.taken.operations.iter().try_for_each(|operation| operation(&self.backend, queue));
         }
         self.backend.replay(queue, &step.step)
     }
@@ -222,8 +267,12 @@ macro_rules! count {
     ($($family:ident { $($name:ident: $op:ident),+ })+) => {
         $(impl<B: $family> $family for Counting<B> {
             $(fn $name(&self, queue: &mut Self::Queue, op: $op<Self>) -> Result<()> {
-                self.launch(stringify!($name));
-                self.backend.$name(queue, op.inner()?)
+                let op = op.inner()?;
+                self.launch(stringify!($name), || {
+                    let op = op.clone();
+                    Box::new(move |backend: &B, queue: &mut B::Queue| backend.$name(queue, op.clone()))
+                });
+                self.backend.$name(queue, op)
             })+
         })+
     };
