@@ -8,7 +8,8 @@ use ninfer_core::{Backend, DType, Error, Recorder, Result, View};
 use super::lab::{Side, Tolerance, exact, gpu, near, same};
 use super::rng::Rng;
 
-/// Weights, the values of INT8 pages and the result are rounded to bf16 (2^-9 each); sums are in f32.
+/// Weights, the values of INT8 pages and the result are rounded to bf16 (2^-9 each), and so are keys and values of one-byte
+/// pages for prompts; sums are in f32.
 const ATTENTION: Tolerance = Tolerance { l2: 3.5e-3, absolute: 1e-3, relative: 6e-3 };
 
 pub const FORMATS: [DType; 3] = [DType::Bf16, DType::I8, DType::F8E4M3];
