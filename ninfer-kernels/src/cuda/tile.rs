@@ -7,7 +7,7 @@ use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::Launch;
 use super::kernels::images;
-use super::linear::{Epilogue, Part, Product};
+use super::linear::{Epilogue, Groups, Part, Product};
 use super::queue::CudaQueue;
 use super::weight::{CudaWeight, ROW_BLOCK, WeightArg, WeightLayout};
 
@@ -141,7 +141,9 @@ pub(super) fn multiply<'a>(
     product: &Product<'_>,
     parts: Vec<Part<'a>>,
 ) -> Result<Vec<Part<'a>>> {
-    if !is_taken(backend, product.profile) {
+    // Experts whose rows begin anywhere come in other tiles.
+    let other = |g: &Groups| WIDTHS.iter().all(|w| w.0 != g.width);
+    if !is_taken(backend, product.profile) || product.groups.as_ref().is_some_and(other) {
         return Ok(parts);
     }
     let (mut now, rest): (Vec<_>, Vec<_>) = parts.into_iter().partition(|p| {
