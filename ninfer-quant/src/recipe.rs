@@ -35,6 +35,7 @@ use crate::{Error, PackedMatrix, Result};
 /// | `bridge-fp8` | every matrix stored as NVFP4, by [`BridgeScale::Pow2Row`] |
 /// | `bridge-fp8-block` | every matrix stored as NVFP4, by [`BridgeScale::Pow2Block`] |
 /// | `bridge-fp8-amax` | every matrix stored as NVFP4, by [`BridgeScale::AmaxRow`] |
+/// | `nvfp4-a4` | as `nvfp4`; what is NVFP4 then among the projections of the body takes its inputs as [`ActivationPrecision::E2m1Group16`] |
 /// | `fp8-a8`, `fp8-block-a8`, `bridge-fp8-a8`, … | as without `-a8`; what is FP8 then among the projections of the body takes its inputs as [`ActivationPrecision::E4m3Token`] |
 ///
 /// "The projections of the body" are the roles of [`TensorRole::is_body_projection`](crate::TensorRole::is_body_projection)
@@ -74,6 +75,8 @@ pub enum Recipe {
     Groupwise,
     /// NVFP4, compressed-tensors convention.
     Nvfp4,
+    /// The same, with E2M1 activations.
+    Nvfp4A4,
     /// FP8, one scale per row.
     Fp8,
     /// The same, with E4M3 activations.
@@ -102,7 +105,7 @@ pub enum Recipe {
 
 impl Recipe {
     /// All recipes that have a name of their own.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Keep,
         Self::Bf16,
         Self::F32,
@@ -112,6 +115,7 @@ impl Recipe {
         Self::Group(GroupFormat::W8),
         Self::Groupwise,
         Self::Nvfp4,
+        Self::Nvfp4A4,
         Self::Fp8,
         Self::Fp8A8,
         Self::Fp8Block,
@@ -134,6 +138,7 @@ impl Recipe {
             Self::Group(g) => WeightFormat::Group(*g).name(),
             Self::Groupwise => "groupwise",
             Self::Nvfp4 => "nvfp4",
+            Self::Nvfp4A4 => "nvfp4-a4",
             Self::Fp8 => "fp8",
             Self::Fp8A8 => "fp8-a8",
             Self::Fp8Block => "fp8-block",
@@ -222,7 +227,7 @@ impl Recipe {
 
     /// As [`Recipe::target`]; `None` where the recipe has nothing to say.
     fn decide(&self, site: &Site, stored: WeightFormat) -> Option<Target> {
-        use ActivationPrecision::{E4m3Token, Native};
+        use ActivationPrecision::{E2m1Group16, E4m3Token, Native};
         let every = |format| Some(Conversion::To(format).into());
         let body = |format, activations| {
             site.is_body_projection().then(|| Target::from(Conversion::To(format)).with_activations(activations))
@@ -244,6 +249,7 @@ impl Recipe {
             Self::Group(g) => body(WeightFormat::Group(*g), Native),
             Self::Groupwise => every(WeightFormat::Group(by_role::format(site)?)),
             Self::Nvfp4 => body(WeightFormat::Nvfp4, Native),
+            Self::Nvfp4A4 => body(WeightFormat::Nvfp4, E2m1Group16),
             Self::Fp8 => body(WeightFormat::Fp8Row, Native),
             Self::Fp8A8 => body(WeightFormat::Fp8Row, E4m3Token),
             Self::Fp8Block => body(WeightFormat::Fp8Block, Native),

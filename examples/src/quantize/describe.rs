@@ -16,6 +16,8 @@ pub(super) const KEY: &str = "quantization_config";
 
 /// Name of the precision of inputs that are not quantised.
 const NATIVE: &str = ActivationPrecision::Native.name();
+/// Name of the precision of inputs that other engines know.
+const TOKEN: &str = ActivationPrecision::E4m3Token.name();
 
 /// Which convention a file follows as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +163,7 @@ fn compressed_tensors(table: &WeightTable, plan: &Plan) -> Value {
     ignore.extend(vision(table).map(|stem| format!("re:.*{}.*", stem.replace('.', r"\."))));
     let (mut groups, mut formats) = (Map::new(), Vec::new());
     for ((class, activations), targets) in classes {
-        let inputs = (activations != NATIVE).then(
+        let inputs = (activations == TOKEN).then(
             || json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": "token", "dynamic": true }),
         );
         let Some((format, weights)) = class.compressed_tensors() else { continue };

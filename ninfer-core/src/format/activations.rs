@@ -33,10 +33,31 @@ pub enum ActivationPrecision {
     /// of `a` keeps `s` and `r` normal numbers, so no row needs a rule of its own: one of zeros has codes of 0. A row with a
     /// NaN or an infinity gives NaN, and only that row does.
     E4m3Token,
+    /// Each 16 columns of a row become E2M1 codes with one E4M3 scale, and each row has one f32 scale. Only NVFP4 matrices
+    /// have it, whose own codes are of this kind.
+    ///
+    /// The row is the one that [`ActivationPrecision::E4m3Token`] would take. Its values `x_i` become, with `g` the group of
+    /// column `i`,
+    ///
+    /// ```text
+    /// a   = max(|x_0|, …, |x_{K−1}|, 2⁻¹⁰⁰)
+    /// s   = a / 2688                              2688 = 6 · 448
+    /// r   = 2688 / a
+    /// u_i = x_i · r
+    /// s_g = e4m3(max_{i in g} |u_i| / 6)
+    /// c_i = e2m1(u_i / s_g)                       0 where s_g is 0
+    /// y_n = s · Σ_i c_i · s_g · w_{n,i}
+    /// ```
+    ///
+    /// Roundings are to the nearest, ties to even, and what is too large becomes the largest number, 448 or 6; `s`, `r` and each
+    /// product and quotient are rounded once to f32. It is the encoding of stored NVFP4 with the row in place of the matrix, so
+    /// no scale has to be measured beforehand. `c_i · s_g` has six significant bits: bf16 holds it exactly. A row with a NaN or
+    /// an infinity gives NaN, and only that row does.
+    E2m1Group16,
 }
 
 impl ActivationPrecision {
-    /// The least value that `a` takes in [`ActivationPrecision::E4m3Token`], 2⁻¹⁰⁰.
+    /// The least value that `a` takes where rows become codes, 2⁻¹⁰⁰.
     pub const LEAST_AMAX: f32 = f32::from_bits((127 - 100) << 23);
 
     /// Short lower-case name; what a recipe appends to the name of a format: `fp8` and `fp8-a8`.
@@ -45,6 +66,7 @@ impl ActivationPrecision {
         match self {
             Self::Native => "native",
             Self::E4m3Token => "a8",
+            Self::E2m1Group16 => "a4",
         }
     }
 
@@ -56,6 +78,7 @@ impl ActivationPrecision {
             Self::E4m3Token => {
                 matches!(format, WeightFormat::Fp8Tensor | WeightFormat::Fp8Row | WeightFormat::Fp8Block)
             }
+            Self::E2m1Group16 => matches!(format, WeightFormat::Nvfp4),
         }
     }
 
@@ -69,7 +92,10 @@ impl ActivationPrecision {
         }
         Err(Error::Unsupported {
             op: format!("activation precision {self}"),
-            need: "a matrix of E4M3 codes".to_owned(),
+            need: match self {
+                Self::E2m1Group16 => "an NVFP4 matrix".to_owned(),
+                _ => "a matrix of E4M3 codes".to_owned(),
+            },
             have: format.to_string(),
         })
     }
@@ -119,6 +145,17 @@ mod tests {
         assert!(plain.with_activations(ActivationPrecision::Native).is_ok());
         let error = plain.with_activations(ActivationPrecision::E4m3Token).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { have, .. } if have == "bf16"), "{error}");
+    }
+
+    #[test]
+    fn only_nvfp4_matrices_take_e2m1_codes() {
+        let nvfp4 =
+            PackedData::Nvfp4 { codes: &[0; 8], scales: &[0], global: super::super::GlobalScale::Multiply(1.0) };
+        let m = PackedRef::new(1, 16, nvfp4).unwrap().with_activations(ActivationPrecision::E2m1Group16).unwrap();
+        assert_eq!((m.activations(), m.activations().name()), (ActivationPrecision::E2m1Group16, "a4"));
+        assert!(m.with_activations(ActivationPrecision::E4m3Token).is_err());
+        let error = fp8(Fp8Scales::Tensor(1.0)).with_activations(ActivationPrecision::E2m1Group16).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported { need, .. } if need.contains("NVFP4")), "{error}");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 #pragma once
 #include "common/weight.cuh"
 #include "ptx/bulk.cuh"
+#include "ptx/copy.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
@@ -88,10 +89,12 @@ __device__ __forceinline__ bool find_tile(const TileProduct& a, int warp, TilePl
     return true;
 }
 
-// Copies of the ring's steps. A token has kRowBytes of a step (128, or 64), a row block kRun bytes of records.
-template <int kRowBytes, int kRun>
+// Copies of the ring's steps. A token has kRowBytes of a step (128, or 64), a row block kRun bytes of records; kScaleBytes
+// more of a token, 0 or 8, are behind the records.
+template <int kRowBytes, int kRun, int kScaleBytes = 0>
 struct TileRing {
-    static constexpr int kTokenBytes = kTileTokens * kRowBytes, kStep = kTokenBytes + 8 * kRun;
+    static constexpr int kTokenBytes = kTileTokens * kRowBytes, kRecordBytes = 8 * kRun;
+    static constexpr int kStep = kTokenBytes + kRecordBytes + kTileTokens * kScaleBytes;
     static constexpr int kChunks = kRowBytes / 16, kRows = kTileThreads / kChunks;
 
     u8* ring;
@@ -100,6 +103,7 @@ struct TileRing {
     const u8* from[2];
     int bytes;  // of the records of a row block
     int count;  // tokens
+    int scales;  // where they begin in a row
     int warp, lane;
 
     // `shared` begins with the table; all threads call this together.
@@ -131,6 +135,10 @@ struct TileRing {
                 copy_async(target + kRows * kRowBytes * i, source + row, true);
             }
         }
+        if constexpr (kScaleBytes == 8) {
+            const u64 row = static_cast<u64>(table[threadIdx.x]) * 16;
+            copy_async_8(shared_address(place) + kTokenBytes + kRecordBytes + 8 * threadIdx.x, x + row + scales + 8 * column);
+        }
         const u32 records = shared_address(place) + kTokenBytes + 2 * warp * kRun;
         const int offset = step * kRun;
 #pragma unroll
@@ -151,6 +159,9 @@ struct TileRing {
     __device__ __forceinline__ const u8* records(const u8* place, int b) const {
         return place + kTokenBytes + (2 * warp + b) * kRun;
     }
+
+    // The tokens' scales.
+    __device__ __forceinline__ const u8* token_scales(const u8* place) const { return place + kTokenBytes + kRecordBytes; }
 
     // Where the lane's 16 bytes of half h of the first eight tokens are; those of the next eight follow 8 · kRowBytes on.
     __device__ __forceinline__ const u8* tokens(const u8* place, int h) const {
@@ -194,12 +205,13 @@ __device__ __forceinline__ void run_ring(const Ring& ring, int steps, int wrap, 
     __syncthreads();
 }
 
-// Floats between tokens of a warp's part of the transposed sums: no two lanes of a store share a bank.
-constexpr int kTurnStride = 36;
+// Floats between tokens of a warp's part of the transposed sums: two lanes of a store share a bank, and two steps of every
+// ring are large enough.
+constexpr int kTurnStride = 34;
 // Tokens that are turned together, in columns of a matrix instruction.
 constexpr int kTurn = 8;
 
-// Scales the sums and writes them; `shared` is the ring, which nobody uses any more: 1 KiB and 9 KiB a warp of it.
+// Scales the sums and writes them; `shared` is the ring, which nobody uses any more: 1 KiB and 8.5 KiB a warp of it.
 __device__ __forceinline__ void finish_tile(const TileProduct& a, const TilePlace& p, float factor,
                                             const float (&sum)[2][16][4], u8* shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -230,6 +230,20 @@ pub(super) const IMAGES: &[Image] = &[
         entries: &["mma_tile_bf16"],
     },
     Image {
+        family: "mma_tile_e2m1",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/mma_tile_e2m1.sm_80.ptx.z"),
+        entries: &["e2m1_rows", "mma_tile_e2m1"],
+    },
+    Image {
+        family: "mma_tile_e2m1",
+        target: Target::Sm120f,
+        isa: PtxIsa::new(8, 8),
+        bytes: include_bytes!("../../ptx/mma_tile_e2m1.sm_120f.ptx.z"),
+        entries: &["e2m1_rows", "mma_tile_e2m1"],
+    },
+    Image {
         family: "mma_tile_e4m3",
         target: Target::Sm89,
         isa: PtxIsa::new(8, 4),
@@ -347,6 +361,13 @@ pub(super) const IMAGES: &[Image] = &[
         isa: PtxIsa::new(8, 0),
         bytes: include_bytes!("../../ptx/sample_choose.sm_90.ptx.z"),
         entries: &["sample_draw", "sample_scan"],
+    },
+    Image {
+        family: "stage_e2m1",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/stage_e2m1.sm_80.ptx.z"),
+        entries: &["e2m1_stage"],
     },
     Image {
         family: "step",

@@ -1,4 +1,4 @@
-//! Products of prompts on the matrix units that every device has: bf16, or E4M3 where it is multiplied as such.
+//! Products of prompts on the matrix units that every device has: bf16, or the codes themselves where those are multiplied.
 
 use ninfer_core::Result;
 use ninfer_core::backend::DeviceWeight;
@@ -23,17 +23,18 @@ const ROW_BLOCKS: usize = 8;
 const TOKENS: usize = 128;
 /// Tokens that are computed or left out together.
 const GROUP: usize = 32;
-/// Bytes of a token in a step of the ring.
-const TOKEN_BYTES: usize = 128;
+/// Shared memory of the ring in which results are turned: 1 KiB, and 64 tokens of each of 4 warps.
+#[cfg(test)]
+const TURNED: usize = 1024 + 4 * 64 * 34 * 4;
 /// Bytes in front of the ring.
 const TABLE: usize = 4 * TOKENS;
 /// Shared memory that the system keeps for each block.
 const KEPT: usize = 1 << 10;
 /// Stages of the ring.
 const STAGES: std::ops::RangeInclusive<usize> = 2..=4;
-/// Columns of E4M3 codes in a step of the ring.
+/// Columns of codes in a step of the ring.
 const CODES: usize = 128;
-/// Most columns of a row of codes: they are turned into bytes in shared memory.
+/// Most columns of a row of codes: they are gathered in shared memory.
 const MOST_CODES: usize = 32 << 10;
 
 /// `TilePart` of `common/mma_tile.cuh`.
@@ -70,7 +71,7 @@ struct ProductArg {
     part: [PartArg; PARTS],
 }
 
-/// `Codes` of `mma_tile_e4m3.cu`.
+/// `Codes` of `mma_tile_e4m3.cu` and `mma_tile_e2m1.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CodesArg {
@@ -89,6 +90,8 @@ enum Route {
     Bf16(RecordFormat),
     /// Products of E4M3 codes with E4M3 codes.
     E4m3,
+    /// Products of E2M1 codes with E2M1 codes, each with scales of 16 columns.
+    E2m1,
 }
 
 impl Route {
@@ -103,16 +106,27 @@ impl Route {
             Self::Bf16(RecordFormat::Q6) => "mma_tile_q6",
             Self::Bf16(RecordFormat::W8) => "mma_tile_w8",
             Self::E4m3 => "mma_tile_e4m3",
+            Self::E2m1 => "mma_tile_e2m1",
         }
     }
 
-    /// Bytes of a step of the ring: 128 bytes of each token, and one record or two of each row block.
+    /// The kernel that turns staged values into codes, and its bytes for each 128 columns.
+    const fn codes(self) -> Option<(&'static str, usize)> {
+        match self {
+            Self::Bf16(_) => None,
+            Self::E4m3 => Some(("e4m3_rows", 128)),
+            Self::E2m1 => Some(("e2m1_rows", 64 + 8)),
+        }
+    }
+
+    /// Bytes of a step of the ring: 64 or 128 columns of each token, and one record or two of each row block.
     const fn step_bytes(self) -> usize {
-        let run = match self {
-            Self::Bf16(format) => format.record_bytes(),
-            Self::E4m3 => 2 * RecordFormat::Fp8.record_bytes(),
+        let (token, run) = match self {
+            Self::Bf16(format) => (128, format.record_bytes()),
+            Self::E4m3 => (128, 2 * RecordFormat::Fp8.record_bytes()),
+            Self::E2m1 => (64 + 8, 2 * RecordFormat::Nvfp4.record_bytes()),
         };
-        TOKENS * TOKEN_BYTES + ROW_BLOCKS * run
+        TOKENS * token + ROW_BLOCKS * run
     }
 
     /// Stages of the ring: as many as leave room for two blocks in a multiprocessor, or if that is too few, for one.
@@ -136,11 +150,15 @@ fn route(
         return None;
     }
     let selection = backend.kernels().selection();
+    let fits = |target| selection.targets.contains(&target) && cols <= MOST_CODES;
     // On 9.0 the instruction is accepted and made of f16 products; there it runs only where nothing newer is allowed.
     let native = backend.0.device.features().has(Feature::MmaFp8Native) || selection.base == Target::Sm89;
-    let codes = native && selection.targets.contains(&Target::Sm89) && cols <= MOST_CODES;
     Some(match (precision, format) {
-        (ActivationPrecision::E4m3Token, RecordFormat::Fp8) if codes => Route::E4m3,
+        (ActivationPrecision::E4m3Token, RecordFormat::Fp8) if native && fits(Target::Sm89) => Route::E4m3,
+        (ActivationPrecision::E2m1Group16, RecordFormat::Nvfp4) if fits(Target::Sm120f) => Route::E2m1,
+        (ActivationPrecision::E2m1Group16, RecordFormat::Nvfp4) if backend.0.emulates_fp4 && fits(Target::Sm80) => {
+            Route::E2m1
+        }
         _ => Route::Bf16(format),
     })
 }
@@ -177,10 +195,10 @@ pub(super) fn multiply<'a>(
             None => rest.push(part),
         }
     }
-    if let Some((_, part)) = taken.iter().find(|(route, _)| *route == Route::E4m3) {
-        // Codes take the place of the input, so all parts must want them.
-        if rest.is_empty() && taken.iter().all(|(route, _)| *route == Route::E4m3) {
-            make_codes(backend, queue, product, part.target.weight.cols())?;
+    if let Some((route, part)) = taken.iter().find(|(route, _)| route.codes().is_some()) {
+        // Codes take the place of the input, so all parts must want the same.
+        if rest.is_empty() && taken.iter().all(|(other, _)| other == route) {
+            make_codes(backend, queue, product, *route, part.target.weight.cols())?;
         } else {
             rest.extend(taken.drain(..).map(|(_, part)| part));
         }
@@ -197,8 +215,9 @@ pub(super) fn multiply<'a>(
     Ok(rest)
 }
 
-/// Turns staged bf16 values of E4M3 codes into the codes, where they are.
-fn make_codes(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, cols: usize) -> Result<()> {
+/// Turns staged bf16 values of codes into the codes, where they are.
+fn make_codes(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, route: Route, cols: usize) -> Result<()> {
+    let Some((kernel, bytes)) = route.codes() else { return Ok(()) };
     // The rows are the tokens, or if each belongs to one pair alone, the pairs in the tiles.
     let (rows, groups) = match product.groups {
         Some(groups) if groups.pairs_per_row == 1 => (groups.capacity * groups.width, Some(groups)),
@@ -211,10 +230,10 @@ fn make_codes(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, cols
         cols: cols as i32,
         width: groups.map_or(1, |g| g.width) as i32,
     };
-    let how = Launch { grid: [rows as u32, 1, 1], block: 256, shared: cols.next_multiple_of(CODES) as u32 };
-    // SAFETY: the struct is the kernel's parameter. E4M3 inputs are always staged in the workspace, in rows of whole
-    // records of bf16, which are longer than their codes.
-    unsafe { queue.launch(backend, Route::E4m3.name(), "e4m3_rows", how, &arguments) }
+    let how = Launch { grid: [rows as u32, 1, 1], block: 256, shared: (cols.div_ceil(CODES) * bytes) as u32 };
+    // SAFETY: the struct is the kernel's parameter. Inputs of this precision are always staged in the workspace, in rows of
+    // whole records of bf16, which are at least as long as their codes.
+    unsafe { queue.launch(backend, route.name(), kernel, how, &arguments) }
 }
 
 /// Tokens of a tile: so many that the device is busy to the end.
@@ -292,8 +311,11 @@ fn launch(
 
 /// Bytes of the parameter of the kernels whose names begin so.
 #[cfg(test)]
-pub(super) const PARAMETERS: &[(&str, usize)] =
-    &[("mma_tile_", size_of::<ProductArg>()), ("e4m3_rows", size_of::<CodesArg>())];
+pub(super) const PARAMETERS: &[(&str, usize)] = &[
+    ("mma_tile_", size_of::<ProductArg>()),
+    ("e4m3_rows", size_of::<CodesArg>()),
+    ("e2m1_rows", size_of::<CodesArg>()),
+];
 
 #[cfg(test)]
 mod tests {
@@ -301,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    const ROUTES: [Route; 8] = [
+    const ROUTES: [Route; 9] = [
         Route::Bf16(RecordFormat::Bf16),
         Route::Bf16(RecordFormat::Fp8),
         Route::Bf16(RecordFormat::Nvfp4),
@@ -310,6 +332,7 @@ mod tests {
         Route::Bf16(RecordFormat::Q6),
         Route::Bf16(RecordFormat::W8),
         Route::E4m3,
+        Route::E2m1,
     ];
 
     #[test]
@@ -321,8 +344,7 @@ mod tests {
                 let stages = route.stages(per_sm, per_block);
                 let bytes = TABLE + stages * route.step_bytes();
                 assert!(STAGES.contains(&stages) && bytes <= per_block, "{route:?} on {capability}: {stages} stages");
-                // Where results are turned: 1 KiB, and 64 tokens of each of 4 warps.
-                assert!(bytes - TABLE >= 1024 + 4 * 64 * 36 * 4);
+                assert!(bytes - TABLE >= TURNED);
                 assert_eq!(route.step_bytes() % 16, 0);
             }
         }

@@ -65,6 +65,8 @@ struct Inner {
     kernels: Kernels,
     device: DeviceInfo,
     context: Arc<Context>,
+    /// E2M1 products take kernels that emulate the instruction.
+    emulates_fp4: bool,
 }
 
 impl Cuda {
@@ -90,6 +92,19 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::new`]; [`Error::Unsupported`] where none of the targets runs on the device.
     pub fn with_targets(ordinal: u32, targets: &[Target]) -> Result<Self> {
+        Self::open(ordinal, targets, false)
+    }
+
+    /// Opens a device as one with the kernels of [`Target::Sm80`] that multiplies E2M1 codes, by a function with the operands
+    /// of that instruction: to test what is around it where it does not exist. It is slow.
+    ///
+    /// # Errors
+    /// As [`Cuda::new`].
+    pub fn emulating_fp4(ordinal: u32) -> Result<Self> {
+        Self::open(ordinal, &[Target::Sm80], true)
+    }
+
+    fn open(ordinal: u32, targets: &[Target], emulates_fp4: bool) -> Result<Self> {
         let devices = ninfer_core::driver::devices()?;
         let Some(device) = devices.get(ordinal as usize).cloned() else {
             return Err(Error::OutOfRange {
@@ -115,6 +130,7 @@ impl Cuda {
             kernels: Kernels::new(&context, selection),
             device,
             context,
+            emulates_fp4,
         })))
     }
 

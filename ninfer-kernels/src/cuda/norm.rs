@@ -89,11 +89,26 @@ struct CopyArg {
     dst_rows: i32,
 }
 
-/// The input of a product: aligned bf16 rows, and the scale of each for E4M3 activations.
+/// `Stage` of `stage_e2m1.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct E2m1Arg {
+    x: Matrix,
+    y: Matrix,
+    gain: u64,
+    scales: u64,
+    cols: i32,
+    padded: i32,
+    eps: f32,
+    wide: i32,
+}
+
+/// The input of a product: aligned bf16 rows, and the scale of each where they are values of codes.
 #[derive(Clone, Copy)]
 pub(super) struct Staged {
     pub(super) values: Matrix,
     pub(super) scales: u64,
+    pub(super) precision: ActivationPrecision,
 }
 
 /// Columns of a staged row.
@@ -111,7 +126,8 @@ pub(super) fn staged_at(space: u64, rows: usize, cols: usize, precision: Activat
     let scales = space + (rows * padded(cols) * 2).next_multiple_of(256) as u64;
     Staged {
         values: Matrix::at(space, padded(cols)),
-        scales: if precision == ActivationPrecision::E4m3Token { scales } else { 0 },
+        scales: if precision == ActivationPrecision::Native { 0 } else { scales },
+        precision,
     }
 }
 
@@ -128,7 +144,7 @@ pub(super) fn stage(
     let aligned =
         x.address().is_multiple_of(16) && x.stride().is_multiple_of(8) && input.cols().is_multiple_of(RECORD_COLUMNS);
     if aligned && norm.is_none() && precision == ActivationPrecision::Native {
-        return Ok(Staged { values: x, scales: 0 });
+        return Ok(Staged { values: x, scales: 0, precision });
     }
     let staged = staged_at(space, input.rows(), input.cols(), precision);
     norm_rows(backend, queue, input, norm, staged, padded(input.cols()))?;
@@ -143,10 +159,15 @@ fn norm_rows(
     output: Staged,
     padded: usize,
 ) -> Result<()> {
+    let gain = norm.map_or(0, |n| Matrix::from(&n.gain).address());
+    if output.precision == ActivationPrecision::E2m1Group16 {
+        let eps = norm.map_or(0.0, |n| n.eps);
+        return e2m1_rows(backend, queue, input.into(), (input.rows(), input.cols()), (gain, eps, false), output);
+    }
     let arguments = StageArg {
         x: input.into(),
         y: output.values,
-        gain: norm.map_or(0, |n| Matrix::from(&n.gain).address()),
+        gain,
         scales: output.scales,
         cols: input.cols() as i32,
         padded: padded as i32,
@@ -158,6 +179,30 @@ fn norm_rows(
     unsafe { queue.launch(backend, FAMILY, "norm_rows", how, &arguments) }
 }
 
+/// Rows, normed by a gain first if there is one, as values of E2M1 codes with their scales; `wide` ones are f32.
+fn e2m1_rows(
+    backend: &Cuda,
+    queue: &mut CudaQueue,
+    x: Matrix,
+    (rows, cols): (usize, usize),
+    (gain, eps, wide): (u64, f32, bool),
+    output: Staged,
+) -> Result<()> {
+    let arguments = E2m1Arg {
+        x,
+        y: output.values,
+        gain,
+        scales: output.scales,
+        cols: cols as i32,
+        padded: padded(cols) as i32,
+        eps,
+        wide: i32::from(wide),
+    };
+    let how = Launch { grid: [rows as u32, 1, 1], block: BLOCK, shared: 0 };
+    // SAFETY: the struct is the kernel's parameter; rows of input and output are as many as blocks.
+    unsafe { queue.launch(backend, "stage_e2m1", "e2m1_stage", how, &arguments) }
+}
+
 /// `output = N(input)`.
 pub(super) fn norm_into(
     backend: &Cuda,
@@ -166,7 +211,8 @@ pub(super) fn norm_into(
     norm: &Norm<Cuda>,
     output: &View<Cuda>,
 ) -> Result<()> {
-    norm_rows(backend, queue, input, Some(norm), Staged { values: output.into(), scales: 0 }, input.cols())
+    let output = Staged { values: output.into(), scales: 0, precision: ActivationPrecision::Native };
+    norm_rows(backend, queue, input, Some(norm), output, input.cols())
 }
 
 /// Rounds f32 rows of the workspace to the input of a product.
@@ -177,6 +223,9 @@ pub(super) fn round_rows(
     (rows, cols): (usize, usize),
     output: Staged,
 ) -> Result<()> {
+    if output.precision == ActivationPrecision::E2m1Group16 {
+        return e2m1_rows(backend, queue, x, (rows, cols), (0, 0.0, true), output);
+    }
     let arguments =
         RoundArg { x, y: output.values, scales: output.scales, cols: cols as i32, padded: padded(cols) as i32 };
     let how = Launch { grid: [rows as u32, 1, 1], block: BLOCK, shared: 0 };
@@ -266,6 +315,7 @@ impl NormOps for Cuda {
 #[cfg(test)]
 pub(super) const PARAMETERS: &[(&str, usize)] = &[
     ("norm_rows", size_of::<StageArg>()),
+    ("e2m1_stage", size_of::<E2m1Arg>()),
     ("embed_rows", size_of::<EmbedArg>()),
     ("stem_rows", size_of::<StemArg>()),
     ("round_rows", size_of::<RoundArg>()),

@@ -214,7 +214,8 @@ impl CudaQueue {
         self.idle("recording another step")?;
         self.stream.context.enter()?;
         self.stream.begin_capture()?;
-        self.capture = Some(Capture { workspaces: vec![self.workspace.clone(), self.counters.clone()], ..Capture::default() });
+        self.capture =
+            Some(Capture { workspaces: vec![self.workspace.clone(), self.counters.clone()], ..Capture::default() });
         let recording = Recording(self);
         let worked = work(&mut *recording.0);
         let (graph, keep) = recording.finish();

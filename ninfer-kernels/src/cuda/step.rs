@@ -2,9 +2,9 @@
 //!
 //! One numeric class with [`multiply`](super::linear::multiply): which of the two computes a step never changes a bit.
 
-use ninfer_core::{Backend, Result};
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::ops::Norm;
+use ninfer_core::{Backend, Result};
 
 use super::Cuda;
 use super::buffer::Matrix;
@@ -237,7 +237,9 @@ pub(super) fn norms(x: Matrix, columns: usize, cols: usize, normed: Matrix) -> b
 /// Whether this route computes a product of a step.
 pub(super) fn takes(backend: &Cuda, columns: usize, cols: usize, norm: bool, targets: &[StepTarget<'_>]) -> bool {
     let pair = targets.first().is_some_and(|t| t.target.pair);
-    let parts = || targets.iter().flat_map(|&target| target.target.weight.pieces().iter().map(move |piece| Part { target, piece }));
+    let parts = || {
+        targets.iter().flat_map(|&target| target.target.weight.pieces().iter().map(move |piece| Part { target, piece }))
+    };
     let formats = parts().map(|p| p.piece.layout.format);
     let normed = if norm { normed_bytes(columns, cols) } else { 0 };
     columns <= COLUMNS
@@ -276,13 +278,7 @@ fn block_counts(parts: &[Part<'_>], pairs: usize, resident: usize) -> Vec<usize>
     items.iter().zip(&bytes).map(|(&n, &b)| (resident * b / all).clamp(1, n)).collect()
 }
 
-fn launch(
-    backend: &Cuda,
-    queue: &mut CudaQueue,
-    input: &StepInput,
-    call: &StepCall,
-    list: &[Part<'_>],
-) -> Result<()> {
+fn launch(backend: &Cuda, queue: &mut CudaQueue, input: &StepInput, call: &StepCall, list: &[Part<'_>]) -> Result<()> {
     let pair = list.first().is_some_and(|p| p.target.target.pair);
     let normed = if input.norm.is_some() { normed_bytes(input.columns, input.cols) } else { 0 };
     let Some(room) = room(backend, list.iter().map(|p| p.piece.layout.format), pair, normed) else { return Ok(()) };
@@ -433,8 +429,5 @@ pub(super) fn down(backend: &Cuda, queue: &mut CudaQueue, d: &Down<'_>) -> Resul
 
 /// Bytes of the parameter of the kernels whose names begin so.
 #[cfg(test)]
-pub(super) const PARAMETERS: &[(&str, usize)] = &[
-    ("step_rows", size_of::<StepArg>()),
-    ("step_pair", size_of::<StepArg>()),
-    ("step_down", size_of::<DownArg>()),
-];
+pub(super) const PARAMETERS: &[(&str, usize)] =
+    &[("step_rows", size_of::<StepArg>()), ("step_pair", size_of::<StepArg>()), ("step_down", size_of::<DownArg>())];

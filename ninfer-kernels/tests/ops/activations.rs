@@ -1,4 +1,4 @@
-//! Products whose input rows become E4M3 codes.
+//! Products whose input rows become codes.
 
 use ninfer_core::format::ActivationPrecision;
 use ninfer_core::ops::{Embed, Experts, Head, HeadArgmax, MtpStem, Norm, Project, ProjectAdd, RmsNorm, Swiglu};
@@ -9,7 +9,7 @@ use ninfer_kernels::cpu::{Cpu, CpuWeight};
 use super::close::{EPS, close_by, same_bits};
 use super::lab::{Lab, Mat};
 use super::linear::product_error;
-use super::oracle::{self, codes::quantise};
+use super::oracle::{self, codes::quantise, codes::quantise_groups};
 use super::rng::Rng;
 use super::stored::Stored;
 
@@ -60,6 +60,36 @@ fn products_match_f64() {
                 close_by(&what, &lab.read::<f32>(&output), &expected, |i| error * size[i] + 1e-40);
                 let sum: Vec<f64> = expected.iter().zip(&old).map(|(y, r)| y + f64::from(*r)).collect();
                 close_by(&what, &lab.read::<f32>(&residual), &sum, |i| error * size[i] + EPS * sum[i].abs());
+            }
+        }
+    }
+}
+
+#[test]
+fn products_with_e2m1_activations_match_f64() {
+    for divide in [false, true] {
+        for (profile, start, count) in [(Profile::Step, 3, 1), (Profile::Step, 0, 7), (Profile::Prefill, 30, 70)] {
+            for (n, k) in [(1, 16), (67, 48), (131, 272)] {
+                let mut rng = Rng::new((n * k + count) as u64);
+                let m = Stored::random(WeightFormat::Nvfp4, divide, n, k, 0.1, &mut rng)
+                    .with_activations(ActivationPrecision::E2m1Group16);
+                let x = rows(count, k, &mut rng);
+                let (mut expected, mut size) = (Vec::new(), Vec::new());
+                for row in x.chunks(k) {
+                    let (codes, scale) = quantise_groups(row);
+                    expected.extend(oracle::matmul(&codes, &m.wide(), k).iter().map(|y| scale * y));
+                    size.extend(oracle::magnitude(&codes, &m.wide(), k).iter().map(|y| scale * y));
+                }
+                let mut lab = Lab::cpu().with_gaps(2, 1);
+                let weight = lab.weight(&[m.packed()]);
+                let (input, output) = (lab.input(count, k, &x), lab.output::<f32>(count, n));
+                let batch = lab.one(profile, count, start);
+                lab.run(|r| {
+                    r.project(Project { batch, input: input.v(), norm: None, parts: vec![(weight, output.v())] })
+                });
+                let error = product_error(k, false);
+                let what = format!("nvfp4-a4 [{n}, {k}], {count} rows");
+                close_by(&what, &lab.read::<f32>(&output), &expected, |i| error * size[i] + 1e-40);
             }
         }
     }

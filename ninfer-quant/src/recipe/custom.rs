@@ -46,7 +46,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// | `f32`, `f16`, `bf16`, `q4`, `q5`, `q6`, `w8`, `nvfp4`, `fp8-tensor`, `fp8`, `fp8-block` | encoded so |
 /// | `bridge-fp8`, `bridge-fp8-block`, `bridge-fp8-amax` | converted by the bridge if stored as NVFP4, else as stored |
 ///
-/// What is FP8 may have `-a8` behind it for E4M3 activations.
+/// What is FP8 may have `-a8` behind it for E4M3 activations, and `nvfp4` may have `-a4` for E2M1 activations.
 ///
 /// ```
 /// use ninfer_core::{WeightFormat, shape::Part};
@@ -154,25 +154,24 @@ impl Format {
     ];
 
     fn of(name: &str) -> Option<Self> {
-        let (name, activations) = match name.strip_suffix("-a8") {
-            Some(name) => (name, ActivationPrecision::E4m3Token),
-            None => (name, ActivationPrecision::Native),
-        };
+        let coded = [("-a8", ActivationPrecision::E4m3Token), ("-a4", ActivationPrecision::E2m1Group16)];
+        let coded = coded.into_iter().find_map(|(suffix, a)| name.strip_suffix(suffix).map(|name| (name, a)));
+        let (name, activations) = coded.unwrap_or((name, ActivationPrecision::Native));
         let (_, conversion) = Self::ALL.into_iter().find(|(known, _)| *known == name)?;
         let fits = match conversion {
             Conversion::To(format) => activations.fits(format),
             Conversion::Keep => activations == ActivationPrecision::Native,
-            Conversion::Bridge(_) => true,
+            Conversion::Bridge(_) => activations.fits(conversion.result(WeightFormat::Nvfp4)),
         };
         fits.then_some(Self { conversion, activations })
     }
 
     fn names() -> String {
-        let name = |(name, _): (&str, Conversion)| match Self::of(&format!("{name}-a8")) {
-            Some(_) => format!("{name}, {name}-a8"),
-            None => name.to_owned(),
+        let with = |(name, _): (&str, Conversion)| {
+            let names = ["", "-a8", "-a4"].map(|suffix| format!("{name}{suffix}"));
+            names.into_iter().filter(|name| Self::of(name).is_some()).collect::<Vec<_>>().join(", ")
         };
-        Self::ALL.map(name).join(", ")
+        Self::ALL.map(with).join(", ")
     }
 
     fn target(self) -> Target {

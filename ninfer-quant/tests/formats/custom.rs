@@ -76,14 +76,16 @@ fn every_format_of_the_documentation_is_known() {
     for name in known.split(", ") {
         let r = recipe(&format!("default = '{name}'"));
         let converted = convert(&m, &r, &site).unwrap();
-        let plain = name.trim_end_matches("-a8");
+        let plain = name.trim_end_matches("-a8").trim_end_matches("-a4");
         let expected = if plain == "keep" || plain.starts_with("bridge") { "bf16" } else { plain };
         assert_eq!(converted.format().name(), expected);
         let a8 = name.ends_with("-a8") && !plain.starts_with("bridge");
         assert_eq!(converted.activations() == ActivationPrecision::E4m3Token, a8, "{name}");
+        let a4 = converted.activations() == ActivationPrecision::E2m1Group16;
+        assert_eq!(a4, name == "nvfp4-a4", "{name}");
     }
-    assert_eq!(known.split(", ").count(), 21);
-    for name in ["keep-a8", "q4-a8", "bf16-a8", "nvfp4-a8", "fp8-a8-a8", "FP8", ""] {
+    assert_eq!(known.split(", ").count(), 22);
+    for name in ["keep-a8", "q4-a8", "bf16-a8", "nvfp4-a8", "fp8-a4", "bridge-fp8-a4", "fp8-a8-a8", "FP8", ""] {
         assert!(matches!(Custom::parse("test", &format!("default = '{name}'")), Err(Error::RecipeValue { .. })));
     }
     // A bridge in a rule converts what is NVFP4.

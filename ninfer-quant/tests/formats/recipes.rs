@@ -22,7 +22,7 @@ fn names_round_trip_and_the_error_lists_them() {
         assert_eq!(r.to_string().parse::<Recipe>().unwrap(), r);
     }
     let e = "Q4".parse::<Recipe>().unwrap_err();
-    let names = "keep bf16 f32 q4 q5 q6 w8 groupwise nvfp4 fp8 fp8-a8 fp8-block fp8-block-a8 bridge-fp8 bridge-fp8-a8 \
+    let names = "keep bf16 f32 q4 q5 q6 w8 groupwise nvfp4 nvfp4-a4 fp8 fp8-a8 fp8-block fp8-block-a8 bridge-fp8 bridge-fp8-a8 \
                  bridge-fp8-block bridge-fp8-block-a8 bridge-fp8-amax bridge-fp8-amax-a8";
     for name in names.split_whitespace() {
         assert!(name.parse::<Recipe>().is_ok());
@@ -56,7 +56,7 @@ fn quantising_recipes_touch_the_projections_of_the_body() {
         TensorRole::SharedExpertGate,
         TensorRole::MtpFc,
     ];
-    for name in ["q4", "q5", "q6", "w8", "nvfp4", "fp8", "fp8-block", "fp8-a8", "fp8-block-a8"] {
+    for name in ["q4", "q5", "q6", "w8", "nvfp4", "nvfp4-a4", "fp8", "fp8-block", "fp8-a8", "fp8-block-a8"] {
         let recipe: Recipe = name.parse().unwrap();
         for role in TensorRole::ALL {
             let target = recipe.target(&body(role), WeightFormat::Bf16);
@@ -65,11 +65,14 @@ fn quantising_recipes_touch_the_projections_of_the_body() {
         }
         let target = recipe.target(&body(TensorRole::AttnQ), WeightFormat::Bf16);
         let to = target.result(WeightFormat::Bf16);
-        assert_eq!(to.name(), name.trim_end_matches("-a8"));
+        assert_eq!(to.name(), name.trim_end_matches("-a8").trim_end_matches("-a4"));
         let again = recipe.target(&body(TensorRole::AttnQ), to);
         assert!(again.steps().is_empty());
-        let precision =
-            if name.ends_with("-a8") { ActivationPrecision::E4m3Token } else { ActivationPrecision::Native };
+        let precision = match name.rsplit_once("-a") {
+            Some((_, "8")) => ActivationPrecision::E4m3Token,
+            Some((_, "4")) => ActivationPrecision::E2m1Group16,
+            _ => ActivationPrecision::Native,
+        };
         assert_eq!((again.activations(to), target.activations(WeightFormat::Bf16)), (precision, precision));
     }
     for role in TensorRole::ALL {
