@@ -1,4 +1,4 @@
-//! Gated DeltaNet: see `gdn.cu` and `gdn_step.cu`.
+//! Gated DeltaNet: see `gdn.cu` and `gdn_step.cu`; most prompts go through `gdn_chunk`.
 
 use ninfer_core::capability::Target;
 use ninfer_core::ops::{GdnFold, GdnMix, GdnOps, GdnParams, GdnRecord, GdnState, OutputGate};
@@ -11,6 +11,7 @@ use super::Cuda;
 use super::batch::BatchArg;
 use super::buffer::Matrix;
 use super::driver::Launch;
+use super::gdn_chunk;
 use super::queue::CudaQueue;
 
 /// Threads of a block that convolves or norms.
@@ -20,7 +21,7 @@ const DELTA_BLOCK: u32 = 128;
 /// Tokens of a prompt that a thread convolves.
 const TILE: usize = 16;
 /// Features of the heads that the tuned kernels take.
-const TUNED: usize = 128;
+pub(super) const TUNED: usize = 128;
 /// Most key features of a head, and most taps of the convolution.
 const MOST_KEYS: usize = 256;
 const MOST_TAPS: usize = 8;
@@ -39,7 +40,7 @@ struct RecordArg {
 /// `Gdn` of `common/gdn.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct GdnArg {
+pub(super) struct GdnArg {
     batch: BatchArg,
     qkv: Matrix,
     z: Matrix,
@@ -151,6 +152,25 @@ impl GdnArg {
         })
     }
 
+    /// Whether rows and parameters can be read in vectors.
+    pub(super) fn is_aligned(&self) -> bool {
+        let rows = |m: &Matrix, bytes: u64| (m.address() | (m.stride() as u64 * 2)).is_multiple_of(bytes);
+        let parameters = (self.conv | self.matrix).is_multiple_of(16);
+        rows(&self.qkv, 8) && rows(&self.z, 16) && rows(&self.output, 16) && parameters
+    }
+
+    /// The same with another place for read-outs.
+    pub(super) fn with_reads(self, reads: u64) -> Self {
+        Self { reads, ..self }
+    }
+
+    /// Norms and gates the read-outs of all rows.
+    pub(super) fn norm(&self, backend: &Cuda, queue: &mut CudaQueue, rows: usize, d: &GdnShape) -> Result<()> {
+        let how = Launch { grid: [rows as u32, d.value_heads.div_ceil(8) as u32, 1], block: BLOCK, shared: 0 };
+        // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.
+        unsafe { queue.launch(backend, "gdn", "gdn_norm", how, self) }
+    }
+
     /// Convolutions and gates, then the delta rule. With a record the segments are rounds, otherwise prompts.
     fn run(&self, backend: &Cuda, queue: &mut CudaQueue, d: &GdnShape, batch: &Batch<Cuda>) -> Result<()> {
         let round = self.record.width > 0;
@@ -198,29 +218,28 @@ impl GdnOps for Cuda {
     fn gdn_mix(&self, queue: &mut CudaQueue, op: GdnMix<Self>) -> Result<()> {
         queue.submit(op, |queue, op| {
             let (d, t) = (&op.params.dims, op.batch.rows);
-            let mixed = if op.record.is_some() { d.keys() } else { d.channels() };
-            let [mixed, gates, reads] =
-                queue.scratch([t * mixed * 4, t * 2 * d.value_heads * 4, t * d.values() * 4])?;
             let arguments = GdnArg {
                 qkv: (&op.qkv).into(),
                 z: (&op.z).into(),
                 a: (&op.a).into(),
                 b: (&op.b).into(),
                 output: (&op.output).into(),
-                mixed,
-                gates,
-                reads,
                 ..GdnArg::new("gdn_mix", queue, &op.batch, &op.params, &op.state, op.record.as_ref())?
             };
+            if gdn_chunk::takes(op, &arguments) {
+                return gdn_chunk::run(self, queue, op, arguments);
+            }
             if let Some((name, blocks, block)) = arguments.step_kernel(self, d) {
                 let how = Launch { grid: [d.key_heads as u32 * blocks, op.batch.segments as u32, 1], block, shared: 0 };
                 // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder, segments by the kernel.
                 return unsafe { queue.launch(self, "gdn_step", name, how, &arguments) };
             }
+            let mixed = if op.record.is_some() { d.keys() } else { d.channels() };
+            let [mixed, gates, reads] =
+                queue.scratch([t * mixed * 4, t * 2 * d.value_heads * 4, t * d.values() * 4])?;
+            let arguments = GdnArg { mixed, gates, reads, ..arguments };
             arguments.run(self, queue, d, &op.batch)?;
-            let how = Launch { grid: [t as u32, d.value_heads.div_ceil(8) as u32, 1], block: BLOCK, shared: 0 };
-            // SAFETY: the struct is the kernel's parameter; shapes were checked by the recorder.
-            unsafe { queue.launch(self, "gdn", "gdn_norm", how, &arguments) }
+            arguments.norm(self, queue, t, d)
         })
     }
 
@@ -235,4 +254,9 @@ impl GdnOps for Cuda {
 
 /// Bytes of the parameter of the kernels whose names begin so.
 #[cfg(test)]
-pub(super) const PARAMETERS: &[(&str, usize)] = &[("gdn_", size_of::<GdnArg>())];
+pub(super) const PARAMETERS: &[(&str, usize)] = &[
+    ("gdn_norm", size_of::<GdnArg>()),
+    ("gdn_prompt_", size_of::<GdnArg>()),
+    ("gdn_round_", size_of::<GdnArg>()),
+    ("gdn_step_", size_of::<GdnArg>()),
+];

@@ -80,6 +80,20 @@ pub(super) const IMAGES: &[Image] = &[
         ],
     },
     Image {
+        family: "gdn_chunk",
+        target: Target::Sm80,
+        isa: PtxIsa::new(7, 4),
+        bytes: include_bytes!("../../ptx/gdn_chunk.sm_80.ptx.z"),
+        entries: &["gdn_chunk_prepare", "gdn_chunk_scan"],
+    },
+    Image {
+        family: "gdn_chunk",
+        target: Target::Sm90,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/gdn_chunk.sm_90.ptx.z"),
+        entries: &["gdn_chunk_prepare", "gdn_chunk_scan"],
+    },
+    Image {
         family: "gdn_delta",
         target: Target::Sm80,
         isa: PtxIsa::new(7, 4),

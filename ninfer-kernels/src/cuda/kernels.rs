@@ -191,7 +191,9 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    use crate::cuda::{attention, bandwidth, choose, gdn, linear, mma_tile, moe, norm, pack, sample, step, tile};
+    use crate::cuda::{
+        attention, bandwidth, choose, gdn, gdn_chunk, linear, mma_tile, moe, norm, pack, sample, step, tile,
+    };
 
     #[test]
     fn facts_are_read_from_the_text() {
@@ -213,6 +215,7 @@ mod tests {
             bandwidth::PARAMETERS,
             choose::PARAMETERS,
             gdn::PARAMETERS,
+            gdn_chunk::PARAMETERS,
             linear::PARAMETERS,
             mma_tile::PARAMETERS,
             moe::PARAMETERS,

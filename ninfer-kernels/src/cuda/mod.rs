@@ -14,6 +14,7 @@ mod buffer;
 mod choose;
 mod driver;
 mod gdn;
+mod gdn_chunk;
 mod images;
 mod kernels;
 mod linear;

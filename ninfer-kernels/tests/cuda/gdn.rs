@@ -12,6 +12,8 @@ use super::rng::Rng;
 pub const PROMPT: Tolerance = Tolerance { l2: 4.1e-3, absolute: 5e-6, relative: 5.5e-3 };
 /// States of prompts: f32 in another order of sums.
 pub const STATE: Tolerance = Tolerance { l2: 2e-5, absolute: 1e-5, relative: 2e-5 };
+/// States of prompts in chunks: the operands of every product are rounded to f16, half a unit of which is 2^-11 of them.
+pub const CHUNK_STATE: Tolerance = Tolerance { l2: 1e-3, absolute: 1e-5, relative: 2e-3 };
 /// Results of rounds: keys and values are recorded in bf16, and the result is rounded again.
 pub const ROUND: Tolerance = Tolerance { l2: 1e-2, absolute: 1e-4, relative: 2e-2 };
 /// States of rounds: two factors of each update are rounded to bf16.
@@ -267,7 +269,8 @@ fn compare_prompt(d: GdnShape, rows: usize, gate: OutputGate) {
     near(&what, &cuda.prefill(rows, &segments, &inputs), &expected, PROMPT);
     let ((got_window, got), (window, matrix)) = (cuda.slot(1), cpu.slot(1));
     same(&format!("{what}: window"), &got_window, &window);
-    near(&format!("{what}: state"), &got, &matrix, STATE);
+    let state = if (d.key_dim, d.value_dim, d.conv_kernel) == (128, 128, 4) { CHUNK_STATE } else { STATE };
+    near(&format!("{what}: state"), &got, &matrix, state);
     assert!(cuda.slot(0).1.iter().all(|x| x.is_nan()), "{what}: slot 0 was touched");
 }
 
@@ -316,11 +319,11 @@ fn steps_are_the_cpu_operation() {
     }
 }
 
-/// Results and state depend on the tokens alone, wherever a prompt is split.
+/// Results and state depend on the tokens alone, wherever a prompt is split. Prompts in chunks: see gdn_chunk.
 #[test]
 fn prompts_may_be_split_anywhere() {
     let Some(gpu) = gpu() else { return };
-    for d in [dims(2, 4, 16, 24, 4), dims(1, 3, 128, 128, 4), dims(1, 1, 40, 16, 6)] {
+    for d in [dims(2, 4, 16, 24, 4), dims(1, 3, 128, 128, 3), dims(1, 1, 40, 16, 6)] {
         let rows = 200;
         let mut rng = Rng::new(rows as u64);
         let layer = Layer::random(d, &mut rng);
@@ -385,10 +388,15 @@ fn all_kernels_of_rounds_give_the_same_bits() {
         let layer = Layer::random(d, &mut rng);
         let conv = layer.conv.chunks(4).flat_map(|taps| [&[0.0], taps].concat()).collect();
         let longer = Layer { dims: GdnShape { conv_kernel: 5, ..d }, conv, ..layer.clone() };
-        let (prompt, rounds) = (Inputs::random(&d, 7, &mut rng), Inputs::random(&d, 33, &mut rng));
+        let rounds = Inputs::random(&d, 33, &mut rng);
+        let window = exact(rng.values(d.channels() * 3, 1.0));
+        let longer_window: Vec<_> = window.chunks(3).flat_map(|columns| [&[0.0], columns].concat()).collect();
+        let matrix = rng.values(d.values() * d.key_dim, 1.0);
         let mut nets = [&layer, &longer].map(|layer| Net::new(gpu.clone(), layer, 1, 16));
+        nets[0].set_slot(0, &window, &matrix);
+        nets[1].set_slot(0, &longer_window, &matrix);
         let results = nets.each_mut().map(|net| {
-            let mut values = net.prefill(7, &[at(0, 0, 0, 7)], &prompt);
+            let mut values = Vec::new();
             let (mut start, mut fold, mut bank, mut from) = (7, 0, 0, 0);
             for (len, accepted) in [(1, 1), (4, 3), (16, 16), (12, 0)] {
                 let segment = Segment { fold, bank, ..at(0, start, 0, len as u32) };

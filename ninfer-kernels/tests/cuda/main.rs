@@ -18,6 +18,7 @@ mod lab;
 mod attention;
 mod choose;
 mod gdn;
+mod gdn_chunk;
 mod gdn_fold;
 mod linear;
 mod mma_tile;
