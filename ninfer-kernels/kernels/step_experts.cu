@@ -29,6 +29,9 @@ struct StepDown {
 
 namespace {
 
+// Records that a warp multiplies at once.
+constexpr int kTogether = 4;
+
 struct DownShared {
     ExpertGroups groups;
     float routed[kStepPairs][16];
@@ -45,20 +48,33 @@ __device__ __forceinline__ void multiply_block(const u8* place, const Weight& w,
     if (kFormat == kFp8 && w.block_scale != nullptr) {
         scales = w.block_scale + static_cast<i64>(row_block) * divide_up(w.cols, 128) * 16 + g;
     }
+    auto add = [&](int record, float (&sum)[1][4]) {
+        Fragment<kFormat> f;
+        f.load(place + record * record_bytes(kFormat), lane);
+        const int block = record < wrap ? record : record - wrap;
+        const bf16* at = x + 64 * block + 8 * t;
+        const uint4 input[2] = {*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 32)};
+        float factor[2] = {};
+        if (scales != nullptr) factor[0] = scales[block / 2 * 16], factor[1] = scales[block / 2 * 16 + 8];
+        multiply_record<kFormat, 1>(f, scales != nullptr, factor, [&](int s, int) { return input[s]; }, sum);
+    };
+    if (w.blocks == kWarps && (last - first + 1) % kTogether == 0) {
+        // One record each: several at once, so that none waits for another.
+#pragma unroll 1
+        for (int warp = first; warp <= last; warp += kTogether) {
+            float sum[kTogether][1][4] = {};
+#pragma unroll
+            for (int i = 0; i < kTogether; i++) add(warp + i, sum[i]);
+#pragma unroll
+            for (int i = 0; i < kTogether * 4; i++) total[i % 4] += sum[i / 4][0][i % 4];
+        }
+        return;
+    }
 #pragma unroll 1
     for (int warp = first; warp <= last; warp++) {
         float sum[1][4] = {};
 #pragma unroll 1
-        for (int record = warp; record < w.blocks; record += kWarps) {
-            Fragment<kFormat> f;
-            f.load(place + record * record_bytes(kFormat), lane);
-            const int block = record < wrap ? record : record - wrap;
-            const bf16* at = x + 64 * block + 8 * t;
-            const uint4 input[2] = {*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 32)};
-            float factor[2] = {};
-            if (scales != nullptr) factor[0] = scales[block / 2 * 16], factor[1] = scales[block / 2 * 16 + 8];
-            multiply_record<kFormat, 1>(f, scales != nullptr, factor, [&](int s, int) { return input[s]; }, sum);
-        }
+        for (int record = warp; record < w.blocks; record += kWarps) add(record, sum);
 #pragma unroll
         for (int i = 0; i < 4; i++) total[i] += sum[0][i];
     }

@@ -18,6 +18,32 @@ struct ExpertGroups {
 
     // All threads of the block call it; at least kStepPairs of them.
     __device__ __forceinline__ void find(const Matrix<const int>& experts, int columns, int k, int limit) {
+        if (columns * k <= 32) {
+            if (threadIdx.x < 32) find_by_warp(experts, columns * k, k, limit);
+            __syncthreads();
+        } else {
+            find_by_block(experts, columns, k, limit);
+        }
+    }
+
+    __device__ __forceinline__ void find_by_warp(const Matrix<const int>& experts, int pairs, int k, int limit) {
+        const int p = threadIdx.x;
+        int mine = p < pairs ? experts.row(p / k)[p % k] : -1;
+        if (mine >= limit) mine = -1;
+        const u32 same = __match_any_sync(kAllLanes, mine);
+        const bool leads = mine >= 0 && __ffs(same) - 1 == p;
+        const u32 leaders = __ballot_sync(kAllLanes, leads);
+        choice[p] = mine < 0 ? -1 : mine;
+        if (p == 0) count = __popc(leaders);
+        if (!leads) return;
+        const int place = __popc(leaders & ((1u << p) - 1));
+        expert[place] = mine;
+        members[place] = min(__popc(same), kStepColumns);
+        int n = 0;
+        for (u32 rest = same; rest != 0 && n < kStepColumns; rest &= rest - 1) pair[place][n++] = __ffs(rest) - 1;
+    }
+
+    __device__ __forceinline__ void find_by_block(const Matrix<const int>& experts, int columns, int k, int limit) {
         const int p = threadIdx.x, pairs = columns * k;
         int mine = -1;
         if (p < pairs) {

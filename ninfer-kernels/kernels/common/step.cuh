@@ -135,47 +135,56 @@ struct StepRuns {
     }
 };
 
+// The product of one record of each row block; `at` is the lane's place in its token.
+template <int kFormat, int kBlocks>
+__device__ __forceinline__ void multiply_one(const u8* place, const Weight& w, int block, const int (&rows)[kBlocks], int lane,
+                                             const bf16* at, float (&sum)[kBlocks][1][4]) {
+    constexpr int kRun = kStageWarps * stage_depth(kFormat) * record_bytes(kFormat);
+    const uint4 input[2] = {*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 32)};
+#pragma unroll
+    for (int b = 0; b < kBlocks; b++) {
+        Fragment<kFormat> f;
+        f.load(place + b * kRun, lane);
+        float factor[2] = {};
+        const bool scaled = kFormat == kFp8 && w.block_scale != nullptr;
+        if (scaled) {
+            const i64 row_block = rows[b] / 16 * static_cast<i64>(divide_up(w.cols, 128));
+            const float* scale = w.block_scale + (row_block + block / 2) * 16 + lane / 4;
+            factor[0] = scale[0], factor[1] = scale[8];
+        }
+        multiply_record<kFormat, 1>(f, scaled, factor, [&](int s, int) { return input[s]; }, sum[b]);
+    }
+}
+
 // Adds the products of a warp's records of a stage; `first` is the number of the first one, `x` a lane's token.
 template <int kFormat, int kBlocks>
 __device__ __forceinline__ void multiply_stage(const u8* stage, const Weight& w, int first, const int (&rows)[kBlocks], int lane,
                                                const bf16* x, float (&sum)[kBlocks][1][4]) {
-    constexpr int kBytes = record_bytes(kFormat), kDepth = stage_depth(kFormat), kRun = kStageWarps * kDepth * kBytes;
-#pragma unroll
-    for (int u = 0; u < kDepth; u++) {
-        const int record = first + kStageWarps * u;
-        if (record >= w.blocks) break;
-        int block = record;
-        if (kFormat == kBf16) {
-            const int wrap = divide_up(w.cols, 64);
-            if (block >= wrap) block -= wrap;
-        }
-        const bf16* at = x + block * 64 + 8 * (lane % 4);
-        const uint4 input[2] = {*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 32)};
-#pragma unroll
-        for (int b = 0; b < kBlocks; b++) {
-            Fragment<kFormat> f;
-            f.load(stage + b * kRun + u * kStageWarps * kBytes, lane);
-            float factor[2] = {};
-            const bool scaled = kFormat == kFp8 && w.block_scale != nullptr;
-            if (scaled) {
-                const i64 row_block = rows[b] / 16 * static_cast<i64>(divide_up(w.cols, 128));
-                const float* scale = w.block_scale + (row_block + block / 2) * 16 + lane / 4;
-                factor[0] = scale[0], factor[1] = scale[8];
-            }
-            multiply_record<kFormat, 1>(f, scaled, factor, [&](int s, int) { return input[s]; }, sum[b]);
-        }
+    constexpr int kNext = kStageWarps * record_bytes(kFormat);
+    if (first >= w.blocks) return;
+    int block = first;
+    if (kFormat == kBf16) {
+        const int wrap = divide_up(w.cols, 64);
+        if (block >= wrap) block -= wrap;
+    }
+    const bf16* at = x + block * 64 + 8 * (lane % 4);
+    if (stage_depth(kFormat) == 2 && first + kStageWarps < w.blocks) {
+        // Two at once, so that neither waits for the other.
+        multiply_one<kFormat, kBlocks>(stage, w, block, rows, lane, at, sum);
+        multiply_one<kFormat, kBlocks>(stage + kNext, w, block + kStageWarps, rows, lane, at + kStageWarps * 64, sum);
+    } else {
+        multiply_one<kFormat, kBlocks>(stage, w, block, rows, lane, at, sum);
     }
 }
 
 // The choice of experts by the last block.
 __device__ __forceinline__ void step_choose(const Step& a, StepShared& s) {
     const StepRouter& router = a.router;
-    __threadfence();
     step_barrier();
-    if (threadIdx.x == 0) s.last = atomicAdd(router.arrivals, 1) == gridDim.x - 1;
+    // What the block wrote before its barrier is released by this one addition.
+    if (threadIdx.x == 0) s.last = add_acquire_release(router.arrivals, 1) == gridDim.x - 1;
     step_barrier();
     if (!s.last) return;
-    __threadfence();
     const int token = threadIdx.x / 32;
     if (token < a.columns) {
         float* weights = router.weights.row(token);
@@ -220,6 +229,9 @@ __device__ __forceinline__ void step(const Step& a) {
     copies.begin();
 #endif
     if (!grouped) {
+        if (a.gain != nullptr) {
+            for (int c = 32 * threadIdx.x; c < a.cols; c += 32 * 32 * kWarps) prefetch_line(a.gain + c);
+        }
         grid_wait();
         grid_launch_next();
     }

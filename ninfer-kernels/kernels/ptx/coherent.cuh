@@ -14,3 +14,11 @@ template <class T>
 __device__ __forceinline__ T load_l2(const T* p) {
     return __ldcg(p);
 }
+
+// Adds to a counter and gives what it was. What this thread, or its block before a barrier, wrote is seen by whoever adds
+// later, and what those wrote who added before is seen here.
+__device__ __forceinline__ u32 add_acquire_release(u32* p, u32 value) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+    return before;
+}

@@ -24,3 +24,6 @@ template <int kPending>
 __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
+
+// Brings a line of memory that no kernel writes into L1.
+__device__ __forceinline__ void prefetch_line(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }

@@ -198,11 +198,13 @@ struct Room {
 
 /// Bytes of a stage, `stage_bytes` of `common/stage.cuh`.
 fn stage_bytes(format: RecordFormat, blocks: usize) -> usize {
-    let depth = if format == RecordFormat::Bf16 { 1 } else { 2 };
+    let depth = if matches!(format, RecordFormat::Bf16 | RecordFormat::Fp8 | RecordFormat::W8) { 1 } else { 2 };
     blocks * WARPS * depth * format.record_bytes()
 }
 
 /// The room of a launch: as many blocks at a time as registers allow, if each then has two stages of its largest format.
+/// Together they take about two thirds of a multiprocessor's shared memory where that is enough for three stages: the next
+/// kernel's blocks, which begin while these still run, need some too.
 fn room(backend: &Cuda, formats: impl Iterator<Item = RecordFormat>, pair: bool, normed: usize) -> Option<Room> {
     let (blocks, most) = if pair { (2, 2) } else { (1, 3) };
     let stage = formats.map(|f| stage_bytes(f, blocks)).max().unwrap_or(0);
@@ -211,8 +213,12 @@ fn room(backend: &Cuda, formats: impl Iterator<Item = RecordFormat>, pair: bool,
     // Barriers and groups are static; the driver takes 1 KiB of each block.
     let fixed = 5 << 10;
     (1..=most).rev().find_map(|resident| {
-        let block = (device.shared_per_sm as usize / resident).min(device.shared_per_block_optin as usize);
-        let stages = (block.checked_sub(fixed + rest)? / stage.max(1)).min(STAGES);
+        let fit = |shared: usize| {
+            let block = (shared / resident).min(device.shared_per_block_optin as usize);
+            block.checked_sub(fixed + rest).map_or(0, |left| (left / stage.max(1)).min(STAGES))
+        };
+        let all = device.shared_per_sm as usize;
+        let stages = fit(all / 3 * 2).max(fit(all).min(3));
         let partials = stages * stage;
         let room = Room { partials, rows: partials + blocks * PARTIALS, all: partials + rest, resident };
         (stages >= 2).then_some(room)
@@ -385,18 +391,19 @@ pub(super) struct Down<'a> {
 }
 
 /// Row blocks that a warp has room for, and the shared memory of a block; none if not even one fits.
-fn down_room(backend: &Cuda, routed: &Piece, own: &Piece) -> Option<(usize, usize)> {
+fn down_room(backend: &Cuda, routed: &Piece, own: &Piece, pairs: usize) -> Option<(usize, usize)> {
     let bytes = |p: &Piece| p.layout.blocks() * p.layout.format.record_bytes();
     let room = |places| bytes(own).next_multiple_of(128) + WARPS * places * bytes(routed);
     // Groups and results of pairs are static.
     let limit = (backend.device().shared_per_block_optin as usize).saturating_sub(12 << 10);
-    [2, 1].into_iter().map(|places| (places, room(places))).find(|&(_, all)| all <= limit)
+    let useful = if pairs > WARPS { 2 } else { 1 };
+    [useful, 1].into_iter().map(|places| (places, room(places))).find(|&(_, all)| all <= limit)
 }
 
 /// Whether [`down`] computes the second half of experts.
 pub(super) fn takes_down(backend: &Cuda, routed: &CudaWeight, own: &CudaWeight, h: usize) -> bool {
     match (routed.pieces(), own.pieces()) {
-        ([routed], [own]) => h.is_multiple_of(ROW_BLOCK) && down_room(backend, routed, own).is_some(),
+        ([routed], [own]) => h.is_multiple_of(ROW_BLOCK) && down_room(backend, routed, own, 1).is_some(),
         _ => false,
     }
 }
@@ -406,7 +413,7 @@ pub(super) fn takes_down(backend: &Cuda, routed: &CudaWeight, own: &CudaWeight, 
 pub(super) fn down(backend: &Cuda, queue: &mut CudaQueue, d: &Down<'_>) -> Result<()> {
     let (routed, own) = (d.routed.argument("experts")?, d.own.argument("experts")?);
     let ([first], [second]) = (d.routed.pieces(), d.own.pieces()) else { return Ok(()) };
-    let Some((places, shared)) = down_room(backend, first, second) else { return Ok(()) };
+    let Some((places, shared)) = down_room(backend, first, second, d.columns * d.k) else { return Ok(()) };
     let arguments = DownArg {
         routed,
         own,
