@@ -6,9 +6,17 @@
 // heads, a block 128 / kSlices columns of the state of one of them, in the registers of 512 / kSlices threads. Every block
 // convolves the keys and queries of its cluster for itself. The window is written when all have read it, and sums of squares
 // for the gated norm go to the other blocks of the head: both wait at the cluster's barrier. Columns run in batches of 8.
+//
+// While the kernel in front still runs, a block has the state, the window, the columns to be folded and the parameters brought
+// into L2. What kernels write may not be loaded then: a chain of waiting kernels may be longer than two, and a fold or a
+// prompt of the same sequence may be in it. L2 takes later writes, so bringing them is right whoever writes them. The segment
+// table says where they are; an old one brings other bytes near, within the same buffers.
 #include "common/columns.cuh"
 #include "common/delta.cuh"
+#include "ptx/bulk.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/coherent.cuh"
+#include "ptx/early.cuh"
 
 namespace {
 
@@ -77,25 +85,9 @@ __device__ __forceinline__ void step(const Gdn& a) {
     const int rank = blockIdx.x % kBlocks, key_head = blockIdx.x / kBlocks;
     const int head = key_head * kRatio + rank / kSlices, slice = rank % kSlices;
     const int feature = head * kDim + slice * kSlice;  // first value feature of the block
-    const Segment s = a.batch.segment(blockIdx.y);
-    const bool idle = a.idle(s);
-    const GdnFault fault = idle ? GdnFault{0, 0, 0} : a.fault(s);
-    if (idle || fault.code != 0) {
-        if (fault.code != 0 && blockIdx.x == 0 && threadIdx.x == 0) a.report_fault(fault);
-        if (blockIdx.y == 0) clear_padding(a, feature, kSlice);
-        return;
-    }
+    grid_launch_next();
     const int keys = a.key_heads * kDim, values = a.value_heads * kDim, channels = 2 * keys + values;
-    const int fold = s.fold, count = fold + s.len;
-    const bool zero = s.base() == 0, write = fold > 0 || zero;
-    const i64 from_record = a.record.row(s.slot, 1 - s.bank, 0), to_record = a.record.row(s.slot, s.bank, 0);
-
-    float* place = a.matrix + (static_cast<i64>(s.slot) * a.value_heads + head) * kDim * kDim + slice * kSlice + column;
-    DeltaState<kDim / kParts, kParts> state;
-    state.load(place, kDim, part, kDim, !zero);
-
     Channel channel[kEach];
-    Window<kTaps> window[kEach];
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
         // The remainder tells the compiler which kinds of channels there can be.
@@ -109,12 +101,53 @@ __device__ __forceinline__ void step(const Gdn& a) {
         c.c = i < kDim ? keys + key_head * kDim + i : i < 2 * kDim ? (key_head - 1) * kDim + i : 2 * (keys - kDim) + feature + i;
         c.recorded = max(c.c, keys);
         c.taps.load(a.conv + static_cast<i64>(c.c) * kTaps, kTaps);
-        const bf16* at = a.window + (static_cast<i64>(s.slot) * channels + c.c) * (kTaps - 1);
-        window[e].load(at, kTaps, zero, a.record.columns + from_record * channels + c.c, channels, fold);
     }
-
     const int j = threadIdx.x % kSlice;
     const float gain = __ldg(a.gain + slice * kSlice + j);
+    const int* table = a.batch.table + blockIdx.y * a.batch.stride;
+    const int early_slot = load_l2(table), early_bank = load_l2(table + 5);
+    if (static_cast<u32>(early_slot) < static_cast<u32>(a.slots) && static_cast<u32>(early_bank) < 2) {
+        // A thread a line of the state: rows of the slice are kSlice floats.
+        constexpr int kLines = kSlice / 32;
+        const float* line = a.matrix + (static_cast<i64>(early_slot) * a.value_heads + head) * kDim * kDim + slice * kSlice;
+        prefetch_l2(line + static_cast<int>(threadIdx.x) / kLines * kDim + threadIdx.x % kLines * 32);
+        const i64 row = a.record.row(early_slot, 1 - early_bank, 0);
+#pragma unroll
+        for (int e = 0; e < kEach; e++) {
+            prefetch_l2(a.conv + static_cast<i64>(channel[e].c) * kTaps);
+            prefetch_l2(a.window + (static_cast<i64>(early_slot) * channels + channel[e].c) * (kTaps - 1));
+            prefetch_l2(a.record.columns + row * channels + channel[e].c);
+            prefetch_l2(a.record.key_value + row * (keys + values) + channel[e].recorded - keys);
+        }
+        if (threadIdx.x < 2) {
+            prefetch_l2(a.record.gates + (row * 2 + threadIdx.x) * a.value_heads + head);
+            prefetch_l2((threadIdx.x == 0 ? a.a_log : a.dt_bias) + head);
+        }
+    }
+    grid_wait();
+
+    const Segment s = a.batch.segment(blockIdx.y);
+    const bool idle = a.idle(s);
+    const GdnFault fault = idle ? GdnFault{0, 0, 0} : a.fault(s);
+    if (idle || fault.code != 0) {
+        if (fault.code != 0 && blockIdx.x == 0 && threadIdx.x == 0) a.report_fault(fault);
+        if (blockIdx.y == 0) clear_padding(a, feature, kSlice);
+        return;
+    }
+    const int fold = s.fold, count = fold + s.len;
+    const bool zero = s.base() == 0, write = fold > 0 || zero;
+    const i64 from_record = a.record.row(s.slot, 1 - s.bank, 0), to_record = a.record.row(s.slot, s.bank, 0);
+
+    float* place = a.matrix + (static_cast<i64>(s.slot) * a.value_heads + head) * kDim * kDim + slice * kSlice + column;
+    DeltaState<kDim / kParts, kParts> state;
+    state.load(place, kDim, part, kDim, !zero);
+
+    Window<kTaps> window[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+        const bf16* at = a.window + (static_cast<i64>(s.slot) * channels + channel[e].c) * (kTaps - 1);
+        window[e].load(at, kTaps, zero, a.record.columns + from_record * channels + channel[e].c, channels, fold);
+    }
 #pragma unroll 1
     for (int from = 0; from < count; from += kBatch) {
         const int n = min(kBatch, count - from);
