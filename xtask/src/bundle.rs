@@ -20,8 +20,9 @@ usage: cargo xtask bundle [--tests] [--programs] [--out DIR]
 
 /// Where the bundle goes.
 const FOLDER: &str = "target/bundle";
-/// Crates whose tests know the GPU.
-const TESTED: [&str; 2] = ["ninfer-core", "ninfer-kernels"];
+/// Packages whose tests know the GPU, with the targets that are packed; none named are all.
+const TESTED: [(&str, &[&str]); 3] =
+    [("ninfer-core", &[]), ("ninfer-kernels", &[]), ("ninfer-examples", &["device", "streaming"])];
 /// Crates with programs.
 const PROGRAMS: [&str; 2] = ["ninfer-examples", "ninfer-benches"];
 /// The feature that everything is built with, where a crate has it.
@@ -74,8 +75,13 @@ fn pack(root: &Path, request: &Request, report: &mut Report) -> Result<(), Strin
 
     let mut programs = Vec::new();
     if request.tests {
-        let built = build(root, &members, &TESTED, &["test", "--no-run"])?;
-        programs.extend(built.into_iter().map(|p| (format!("tests/{}.{}", p.package, p.target), p.file)));
+        for (package, targets) in TESTED {
+            let mut what = vec!["test", "--no-run"];
+            what.extend(targets.iter().flat_map(|target| ["--test", target]));
+            // Programs that are built along with tests, because these may run them, are no tests.
+            let built = build(root, &members, &[package], &what)?.into_iter().filter(|p| p.is_test);
+            programs.extend(built.map(|p| (format!("tests/{}.{}", p.package, p.target), p.file)));
+        }
     }
     if request.programs {
         let built = build(root, &members, &PROGRAMS, &["build", "--release", "--bins"])?;
@@ -128,6 +134,7 @@ fn pack(root: &Path, request: &Request, report: &mut Report) -> Result<(), Strin
 struct Program {
     package: String,
     target: String,
+    is_test: bool,
     file: PathBuf,
 }
 
@@ -161,7 +168,8 @@ fn program(root: &Path, message: &Value) -> Option<Program> {
     // The unit tests of a library have the name of its crate.
     let target = if kinds.iter().any(|k| k == "lib") { "lib".to_owned() } else { target };
     let is_bench = kinds.iter().any(|k| k == "bench");
-    (!is_bench).then(|| Program { package: folder.display().to_string(), target, file: file.into() })
+    let is_test = message["profile"]["test"].as_bool().unwrap_or(false);
+    (!is_bench).then(|| Program { package: folder.display().to_string(), target, is_test, file: file.into() })
 }
 
 /// Copies a program without its symbols, or as it is where nothing strips.
@@ -212,16 +220,16 @@ mod tests {
         let message = |kind: &str, executable: Value| {
             serde_json::json!({
                 "reason": "compiler-artifact", "manifest_path": "/r/ninfer-core/Cargo.toml",
-                "target": { "name": "x", "kind": [kind] }, "executable": executable,
+                "target": { "name": "x", "kind": [kind] }, "profile": { "test": kind != "bin" }, "executable": executable,
             })
         };
         let found = |kind| program(Path::new("/r"), &message(kind, "/t/x-123".into()));
-        let expected = |target: &str| {
-            Some(Program { package: "ninfer-core".into(), target: target.into(), file: "/t/x-123".into() })
+        let expected = |target: &str, is_test| {
+            Some(Program { package: "ninfer-core".into(), target: target.into(), is_test, file: "/t/x-123".into() })
         };
-        assert_eq!(found("test"), expected("x"));
-        assert_eq!(found("bin"), expected("x"));
-        assert_eq!(found("lib"), expected("lib"));
+        assert_eq!(found("test"), expected("x", true));
+        assert_eq!(found("bin"), expected("x", false));
+        assert_eq!(found("lib"), expected("lib", true));
         assert_eq!(found("bench"), None);
         assert_eq!(program(Path::new("/r"), &message("lib", Value::Null)), None);
         assert_eq!(program(Path::new("/other"), &message("bin", "/t/x".into())), None);
