@@ -158,7 +158,15 @@ impl CudaQueue {
         let function = backend.kernels().get(family, kernel, how.shared)?;
         self.launches += 1;
         // SAFETY: the caller's promise.
-        unsafe { self.stream.launch(&function, &how, arguments) }
+        let launched = unsafe { self.stream.launch(&function, &how, arguments) };
+        launched.map_err(|error| match error {
+            Error::Driver { call, code, message } => {
+                let Launch { grid, block, shared } = how;
+                let message = format!("{message} ({kernel}, grid {grid:?}, block {block}, {shared} bytes shared)");
+                Error::Driver { call, code, message }
+            }
+            error => error,
+        })
     }
 
     /// Runs or captures an operation, and keeps it while the captured step lives.
