@@ -30,7 +30,7 @@ struct StepDown {
 namespace {
 
 // Records that a warp multiplies at once.
-constexpr int kTogether = 4;
+constexpr int kTogether = 2;
 
 struct DownShared {
     ExpertGroups groups;

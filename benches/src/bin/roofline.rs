@@ -166,9 +166,9 @@ fn measure(session: &mut Session<Cuda>, arguments: &Arguments, context: usize) -
     let vocab = session.limits().vocab as u32;
     let mut random = Random::new(1);
     let prompt: Vec<u32> = (0..arguments.prompt).map(|_| random.below(vocab)).collect();
-    // Kernels are compiled by the driver when they are first used.
+    // Kernels are compiled by the driver when they are first used, and which are depends on the context.
     let mut lane = session.open_lane(&LaneOptions::new(context))?;
-    session.prefill(&mut lane, &prompt[..prompt.len().min(arguments.chunk)], PrefillEnd::Choose { drafts: 0 }, None)?;
+    session.prefill(&mut lane, &prompt, PrefillEnd::Choose { drafts: 0 }, None)?;
     drop(lane);
     let mut lane = session.open_lane(&LaneOptions::new(context))?;
     let start = Instant::now();

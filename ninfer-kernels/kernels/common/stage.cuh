@@ -14,7 +14,7 @@ constexpr int kStageWarps = 8;
 constexpr int kMostStages = 8;
 
 // Records of a stage that one warp uses.
-__host__ __device__ constexpr int stage_depth(int format) { return format == kBf16 || format == kFp8 || format == kW8 ? 1 : 2; }
+__host__ __device__ constexpr int stage_depth(int format) { return format == kBf16 ? 1 : 2; }
 
 // Stages that are on their way at once where every warp copies for itself.
 constexpr int kMostCopies = 4;

@@ -519,6 +519,11 @@ impl Module {
                 .map(|()| u32::try_from(value).unwrap_or(0))
         };
         use sys::CUfunction_attribute as A;
+        // All kernels divide the memory of a multiprocessor alike: it would have to be empty before it is divided otherwise,
+        // and no kernel could begin beside another.
+        let carveout = A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the handle is alive; the driver checks the value.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(handle, carveout, 100) })?;
         Ok(Function {
             handle,
             registers: attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,

@@ -198,15 +198,22 @@ struct Room {
 
 /// Bytes of a stage, `stage_bytes` of `common/stage.cuh`.
 fn stage_bytes(format: RecordFormat, blocks: usize) -> usize {
-    let depth = if matches!(format, RecordFormat::Bf16 | RecordFormat::Fp8 | RecordFormat::W8) { 1 } else { 2 };
+    let depth = if format == RecordFormat::Bf16 { 1 } else { 2 };
     blocks * WARPS * depth * format.record_bytes()
 }
 
-/// The room of a launch: as many blocks at a time as registers allow, if each then has two stages of its largest format.
-/// Together they take about two thirds of a multiprocessor's shared memory where that is enough for three stages: the next
+/// The room of a launch: as many blocks at a time as registers allow and `items` occupy, if each then has two stages of its
+/// largest format. Fewer blocks have more stages, so that all their weights are on their way before the kernel waits. Together they take about two thirds of a multiprocessor's shared memory where that is enough for three stages: the next
 /// kernel's blocks, which begin while these still run, need some too.
-fn room(backend: &Cuda, formats: impl Iterator<Item = RecordFormat>, pair: bool, normed: usize) -> Option<Room> {
+fn room(
+    backend: &Cuda,
+    formats: impl Iterator<Item = RecordFormat>,
+    pair: bool,
+    normed: usize,
+    items: usize,
+) -> Option<Room> {
     let (blocks, most) = if pair { (2, 2) } else { (1, 3) };
+    let most = items.div_ceil(backend.sms()).clamp(1, most);
     let stage = formats.map(|f| stage_bytes(f, blocks)).max().unwrap_or(0);
     let rest = blocks * PARTIALS + normed;
     let device = backend.device();
@@ -251,7 +258,7 @@ pub(super) fn takes(backend: &Cuda, columns: usize, cols: usize, norm: bool, tar
     columns <= COLUMNS
         && targets.iter().all(|t| t.target.pair == pair)
         && parts().all(|p| p.aligned() && (p.whole() || (!pair && p.target.experts == 0)))
-        && room(backend, formats, pair, normed).is_some()
+        && room(backend, formats, pair, normed, usize::MAX).is_some()
 }
 
 /// Launches a step that [`takes`] is true of.
@@ -287,7 +294,10 @@ fn block_counts(parts: &[Part<'_>], pairs: usize, resident: usize) -> Vec<usize>
 fn launch(backend: &Cuda, queue: &mut CudaQueue, input: &StepInput, call: &StepCall, list: &[Part<'_>]) -> Result<()> {
     let pair = list.first().is_some_and(|p| p.target.target.pair);
     let normed = if input.norm.is_some() { normed_bytes(input.columns, input.cols) } else { 0 };
-    let Some(room) = room(backend, list.iter().map(|p| p.piece.layout.format), pair, normed) else { return Ok(()) };
+    let pairs = input.columns * call.experts.1;
+    let items = list.iter().map(|p| p.items(pairs)).sum();
+    let formats = list.iter().map(|p| p.piece.layout.format);
+    let Some(room) = room(backend, formats, pair, normed, items) else { return Ok(()) };
     let empty = PartArg {
         weight: WeightArg::NONE,
         out: Matrix::NONE,
@@ -305,7 +315,7 @@ fn launch(backend: &Cuda, queue: &mut CudaQueue, input: &StepInput, call: &StepC
     let mut part = [empty; PARTS];
     let size = if call.epilogue == Epilogue::Float { 4 } else { 2 };
     let resident = backend.sms() * room.resident;
-    let counts = block_counts(list, input.columns * call.experts.1, resident);
+    let counts = block_counts(list, pairs, resident);
     let mut blocks = 0;
     for ((arg, p), count) in part.iter_mut().zip(list).zip(counts) {
         let (target, piece) = (p.target.target, p.piece);
