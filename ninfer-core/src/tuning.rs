@@ -65,22 +65,28 @@ pub fn host_wait(device: &DeviceInfo) -> HostWait {
     if device.integrated { HostWait::Yield } else { HostWait::Spin }
 }
 
+/// Bytes of device memory from which on a large prompt chunk's workspace crowds nothing.
+const ROOMY: u64 = 64 << 30;
+
 /// Tokens to prefill at once.
 ///
 /// A wish wins, rounded up to a multiple of 64. Otherwise 4,096 on an integrated GPU (35B-A3B on a GB10 prefills 5,310
-/// tok/s there against 4,350 at 1,024) and 1,024 elsewhere. Bit-neutral at multiples of 64.
+/// tok/s there against 4,350 at 1,024) and on one of 64 GiB or more (35,900 against 24,900 on an H200), whose memory the larger
+/// workspace does not crowd, and 1,024 elsewhere. Bit-neutral at multiples of 64.
 ///
 /// ```
 /// use ninfer_core::{known, tuning::prefill_chunk};
 /// let gb10 = known::profile("gb10")?.device_info();
 /// assert_eq!((prefill_chunk(&gb10, None), prefill_chunk(&gb10, Some(1000))), (4096, 1024));
+/// let rtx5090 = known::profile("rtx5090")?.device_info();
+/// assert_eq!(prefill_chunk(&rtx5090, None), 1024);
 /// # Ok::<(), ninfer_core::Error>(())
 /// ```
 #[must_use]
 pub fn prefill_chunk(device: &DeviceInfo, wish: Option<usize>) -> usize {
     match wish {
         Some(tokens) => tokens.max(1).div_ceil(CHUNK_STEP).saturating_mul(CHUNK_STEP),
-        None if device.integrated && device.kind == DeviceKind::Cuda => 4096,
+        None if device.kind == DeviceKind::Cuda && (device.integrated || device.total_memory >= Some(ROOMY)) => 4096,
         None => 1024,
     }
 }
@@ -153,7 +159,7 @@ pub fn table(device: &DeviceInfo) -> Vec<Row> {
         row("RoPE, one token a block up to", "6·SM", BitNeutral, rope_token_blocks(device)),
         row("GDN gating, resident blocks at occupancy 2", "occupancy·SM", Numeric, waves::residency(device, 2)),
         row("GDN gating, resident blocks at occupancy 4", "occupancy·SM", Numeric, waves::residency(device, 4)),
-        row("prefill chunk", "4,096 integrated GPU, else 1,024", BitNeutral, prefill_chunk(device, None) as u64),
+        row("prefill chunk", "4,096 integrated GPU or 64 GiB, else 1,024", BitNeutral, prefill_chunk(device, None) as u64),
     ]
 }
 

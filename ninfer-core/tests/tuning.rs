@@ -152,6 +152,9 @@ fn prefill_chunks_are_multiples_of_64_and_a_wish_wins() {
     let integrated = device(48).with_integrated(true);
     assert_eq!((tuning::prefill_chunk(&discrete, None), tuning::prefill_chunk(&integrated, None)), (1024, 4096));
     assert_eq!(tuning::prefill_chunk(&DeviceInfo::cpu(), None), 1024);
+    for (gib, chunk) in [(32, 1024), (63, 1024), (64, 4096), (140, 4096)] {
+        assert_eq!(tuning::prefill_chunk(&device(132).with_memory(gib << 30), None), chunk, "{gib} GiB");
+    }
     for (wish, chunk) in [(0, 64), (1, 64), (64, 64), (65, 128), (8192, 8192)] {
         assert_eq!(tuning::prefill_chunk(&integrated, Some(wish)), chunk);
     }

@@ -1,9 +1,14 @@
 // Attention of the Prefill profile where a block has much shared memory (sm_90 and newer, heads of 256 features).
 //
 // A warp owns 16 pairs (token, query head of one KV head) with their scores, weights and output in registers; the 4 to 8
-// warps of a block share pages of 64 keys, decoded once to bf16 in shared memory. Two pages lie there: while one is
-// multiplied, the next one is decoded, by half of the warps before they multiply and by the others behind it. Codes are
-// copied ahead by the thread that decodes them.
+// warps of a block share pages of 64 keys, decoded once in shared memory. Two pages lie there: while one is multiplied, the
+// next one is decoded, by half of the warps before they multiply and by the others behind it. Codes are copied ahead by the
+// thread that decodes them.
+//
+// Pages of bf16 are multiplied as bf16. Codes become f16, whose 11 bits hold code · scale and the weights eight times as
+// exactly. So that its range is enough, keys, values and queries are kept as a 16th, weights times 2^15: f16 ends at a
+// million then (a scale that leads beyond it counts as the largest that does not), and steps of 2^-20 are below what a
+// scale, itself f16, tells apart.
 //
 // A leaf is 4,096 keys by absolute position. Inside, pages in ascending order with running maximum; a lane sums the weights
 // of its own keys, and the lanes of a row are added (1, then 2 apart) at the end of the leaf. Leaves are merged in ascending
@@ -15,6 +20,8 @@
 #include "common/attend.cuh"
 #include "common/fragment.cuh"
 #include "ptx/bulk.cuh"
+#include "ptx/half.cuh"
+#include "ptx/half_pair.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/transpose.cuh"
@@ -24,7 +31,7 @@ constexpr int kPromptHead = 256;
 
 namespace {
 
-// Shared memory: two pages of bf16 keys and values, codes, scales of two pages, marks, queries of each warp.
+// Shared memory: two pages of keys and values in 16 bits, codes, scales of two pages, marks, queries of each warp.
 template <int kFormat>
 struct Prompt {
     static constexpr int kHalf = kPageTokens * kPromptHead * 2;  // keys or values
@@ -35,9 +42,29 @@ struct Prompt {
     static constexpr int kScalesAt = 4 * kHalf + kCodes;
     static constexpr int kMarksAt = kScalesAt + 2 * kScales;
     static constexpr int kQueriesAt = kMarksAt + 128;
+    // What scores are multiplied with besides the scale; what sums of weights are, for those of values to be the output;
+    // log2 of the largest weight.
+    static constexpr float kScores = kFormat == kKvBf16 ? 1.0f : 256.0f;
+    static constexpr float kSums = kFormat == kKvBf16 ? 1.0f : 1.0f / 16.0f;
+    static constexpr float kWeight = kFormat == kKvBf16 ? 0.0f : 15.0f;
 };
 
-// Byte of a chunk of 16 in rows of 256 bf16.
+// d += a · b of what the format's pages are multiplied as.
+template <int kFormat>
+__device__ __forceinline__ void mma_page(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (kFormat == kKvBf16) {
+        mma_bf16(d, a, b0, b1);
+    } else {
+        mma_half(d, a, b0, b1);
+    }
+}
+
+template <int kFormat>
+__device__ __forceinline__ u32 pack_weights(float low, float high) {
+    return kFormat == kKvBf16 ? pack_bf16(low, high) : round_half_pair(low, high);
+}
+
+// Byte of a chunk of 16 in rows of 256 elements.
 __device__ __forceinline__ int tile_offset(int row, int chunk) { return row * 512 + ((chunk ^ (row & 7)) << 4); }
 
 // One page of the block's sequence and head, and which of its keys any row sees.
@@ -77,24 +104,33 @@ __device__ __forceinline__ void start_scales(u8* to, const Kv& kv, const PromptP
     }
 }
 
-// Two neighbouring codes of a word as a bf16 pair, multiplied by the scale.
+// What codes are multiplied with, as an f16 pair, from the bits of a scale.
 template <int kFormat>
-__device__ __forceinline__ u32 decode_pair(u32 word, int j, float scale) {
+__device__ __forceinline__ u32 scale_pair(u32 bits) {
+    // With 127 / 16 and 448 / 16, 8,248 and 2,338 stay below 65,504. Infinity and NaN remain.
+    constexpr u32 kMost = kFormat == kKvI8 ? 0x7007 : 0x6891;
+    const u32 size = bits & 0x7fff;
+    if (size > kMost && size < 0x7c00) bits = (bits & 0x8000) | kMost;
+    // Codes of E4M3 come as a 256th.
+    const u32 pair = bits | bits << 16;
+    return kFormat == kKvI8 ? pair : multiply_half_pair(pair, 0x4c004c00u);
+}
+
+// Two neighbouring codes of a word, multiplied by the scale, as an f16 pair.
+template <int kFormat>
+__device__ __forceinline__ u32 decode_pair(u32 word, int j, u32 scale) {
     if constexpr (kFormat == kKvI8) {
-        // `word` holds code + 128. 128 + byte / 256, times 256 s, less 32896 s, is code · s before it is rounded.
-        float v[2];
-        for (int i = 0; i < 2; i++) {
-            v[i] = fmaf(__uint_as_float(choose_bytes(word, 0x43000000u, 0x7404u | (2 * j + i) << 4)), scale * 256.0f, scale * -32896.0f);
-        }
-        return pack_bf16(v[0], v[1]);
+        // `word` holds code + 128: 1,024 + byte, a 16th of which less 72 is a 16th of the code.
+        const u32 codes = choose_bytes(word, 0x64646464u, 0x4040u | 2 * j | (2 * j + 1) << 8);
+        return multiply_half_pair(multiply_add_half_pair(codes, 0x2c002c00u, 0xd480d480u), scale);
     } else {
+        // Exponent and mantissa at bits 13 .. 7: the code's value times 2^-8.
         const u32 codes = choose_bytes(word, 0, 0x0404u | (2 * j) << 4 | (2 * j + 1) << 12);
-        const u32 pair = multiply_pair(select_bits(codes >> 4, 0x07f007f0u, codes, 0x80008000u), 0x7b807b80u);
-        return pack_bf16(low_float(pair) * scale, high_float(pair) * scale);
+        return multiply_half_pair(select_bits(codes >> 1, 0x3f803f80u, codes, 0x80008000u), scale);
     }
 }
 
-// Makes bf16 elements of what this thread has copied. Values that only some rows see must not reach the others through
+// Makes elements of what this thread has copied. Values that only some rows see must not reach the others through
 // 0 · NaN: at an edge a key with such a value is marked, so that its weight becomes NaN where it is seen, and its values 0.
 template <int kFormat>
 __device__ __forceinline__ void finish_page(u8* tile, const u8* codes, const u8* scales, u32* marks, const PromptPage& p) {
@@ -128,7 +164,7 @@ __device__ __forceinline__ void finish_page(u8* tile, const u8* codes, const u8*
                     bits = 0;
                     atomicOr(&marks[row / 32], 1u << row % 32);
                 }
-                const float scale = __half2float(__ushort_as_half(bits));
+                const u32 scale = scale_pair<kFormat>(bits);
                 const uint4 v = *reinterpret_cast<const uint4*>(codes + half * (Prompt<kFormat>::kCodes / 2) + 16 * i);
                 const u32 flip = kFormat == kKvI8 ? 0x80808080u : 0;
                 const u32 w[4] = {v.x ^ flip, v.y ^ flip, v.z ^ flip, v.w ^ flip};
@@ -150,9 +186,10 @@ __device__ __forceinline__ void finish_page(u8* tile, const u8* codes, const u8*
 }
 
 // A warp's 16 rows; a lane holds rows g and g + 8.
+template <int kFormat>
 struct PromptRows {
     float most[2];  // not yet scaled
-    float sum[2];   // of this lane's keys
+    float sum[2];   // of this lane's keys, times kSums
     float o[kPromptHead / 8][4];
 
     __device__ __forceinline__ void clear() {
@@ -174,8 +211,8 @@ struct PromptRows {
             for (int n = 0; n < 4; n++) {
                 u32 b[4];
                 load_matrix_x4(b, (keys ^ at) + group + n * 8192);
-                mma_bf16(s[2 * n], a, b[0], b[1]);
-                mma_bf16(s[2 * n + 1], a, b[2], b[3]);
+                mma_page<kFormat>(s[2 * n], a, b[0], b[1]);
+                mma_page<kFormat>(s[2 * n + 1], a, b[2], b[3]);
             }
         }
         if (edge) {
@@ -193,7 +230,7 @@ struct PromptRows {
             for (int n = 0; n < 8; n++) next = fmaxf(next, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
             next = fmaxf(next, __shfl_xor_sync(kAllLanes, next, 1));
             next = fmaxf(next, __shfl_xor_sync(kAllLanes, next, 2));
-            const float base = next == -infinity() ? 0.0f : next, less = -base * scale;
+            const float base = next == -infinity() ? 0.0f : next, less = Prompt<kFormat>::kWeight - base * scale;
             kept[h] = exp2_approximate((most[h] - base) * scale);
             most[h] = next;
             float all = 0.0f;
@@ -210,7 +247,7 @@ struct PromptRows {
                     all += x;
                 }
             }
-            sum[h] = fmaf(sum[h], kept[h], all);
+            sum[h] = fmaf(sum[h], kept[h], all * Prompt<kFormat>::kSums);
         }
         if (__any_sync(kAllLanes, kept[0] != 1.0f || kept[1] != 1.0f)) {
 #pragma unroll
@@ -218,14 +255,14 @@ struct PromptRows {
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const u32 a[4] = {pack_bf16(s[2 * k][0], s[2 * k][1]), pack_bf16(s[2 * k][2], s[2 * k][3]),
-                              pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]), pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3])};
+            const u32 a[4] = {pack_weights<kFormat>(s[2 * k][0], s[2 * k][1]), pack_weights<kFormat>(s[2 * k][2], s[2 * k][3]),
+                              pack_weights<kFormat>(s[2 * k + 1][0], s[2 * k + 1][1]), pack_weights<kFormat>(s[2 * k + 1][2], s[2 * k + 1][3])};
 #pragma unroll
             for (int f = 0; f < kPromptHead / 16; f++) {
                 u32 b[4];
                 load_matrix_x4_transposed(b, (values ^ (f % 4 << 5)) + f / 4 * 128 + k * 8192);
-                mma_bf16(o[2 * f], a, b[0], b[1]);
-                mma_bf16(o[2 * f + 1], a, b[2], b[3]);
+                mma_page<kFormat>(o[2 * f], a, b[0], b[1]);
+                mma_page<kFormat>(o[2 * f + 1], a, b[2], b[3]);
             }
         }
     }
@@ -273,7 +310,8 @@ __device__ __forceinline__ void attend_prompt(const Attend& a) {
     u32* marks = reinterpret_cast<u32*>(shared + Shape::kMarksAt);  // [3][2]
     u8* own = shared + Shape::kQueriesAt + warp * 8192;
 
-    PromptRows rows;
+    const float scale = a.scale * Shape::kScores;
+    PromptRows<kFormat> rows;
     rows.clear();
     int position[2];
 #pragma unroll
@@ -307,6 +345,18 @@ __device__ __forceinline__ void attend_prompt(const Attend& a) {
     }
     copy_commit();
     copy_wait<0>();
+    if constexpr (kFormat != kKvBf16) {
+        // A lane's own chunks.
+#pragma unroll 4
+        for (int r = 0; r < 16; r++) {
+            uint4* at = reinterpret_cast<uint4*>(own + tile_offset(r, lane));
+            const uint4 v = *at;
+            const u32 w[4] = {v.x, v.y, v.z, v.w};
+            u32 half[4];
+            for (int i = 0; i < 4; i++) half[i] = round_half_pair(low_float(w[i]) * 0.0625f, high_float(w[i]) * 0.0625f);
+            *at = {half[0], half[1], half[2], half[3]};
+        }
+    }
     __syncthreads();
 
     const u32 queries = shared_address(own) + (lane % 16) * 512 + ((lane / 16 ^ (lane & 7)) << 4);
@@ -325,7 +375,7 @@ __device__ __forceinline__ void attend_prompt(const Attend& a) {
         const int after = find_entry(next_page(later));
 #pragma unroll 1
         for (int phase = 0; phase < 2; phase++) {
-            // The next page to bf16, and copies of the one behind it.
+            // The next page is decoded, and copies of the one behind it.
             if (phase == (early && kFormat != kKvBf16 ? 0 : 1)) {
                 copy_wait<0>();
                 __syncwarp();
@@ -341,7 +391,7 @@ __device__ __forceinline__ void attend_prompt(const Attend& a) {
                 }
             }
             if (phase == 0 && turn >= 0) {
-                rows.multiply(queries, keys + buffer * 2 * Shape::kHalf, values + buffer * 2 * Shape::kHalf, a.scale, now.edge,
+                rows.multiply(queries, keys + buffer * 2 * Shape::kHalf, values + buffer * 2 * Shape::kHalf, scale, now.edge,
                               page * kPageTokens, a.first_key, position, marks + turn % 3 * 2);
             }
         }
@@ -355,7 +405,7 @@ __device__ __forceinline__ void attend_prompt(const Attend& a) {
                 sum += __shfl_xor_sync(kAllLanes, sum, 1);
                 sum += __shfl_xor_sync(kAllLanes, sum, 2);
                 Partial own_sum;
-                own_sum.most = rows.most[h] * a.scale, own_sum.sum = sum;
+                own_sum.most = rows.most[h] * scale, own_sum.sum = sum;
                 const bool some = position[h] >= 0;
                 const i64 at = some ? place(h) + (splits > 1 ? leaf : 0) : 0;
                 float* to = a.leaf_output + at * kPromptHead + 2 * t;
