@@ -1,4 +1,5 @@
 // targets: sm_89
+// local memory: mma_tile_e4m3: twenty bytes on sm_90 and sm_100, which take other kernels for E4M3
 // Products of many tokens in E4M3: weights of E4M3 codes, tokens as E4M3 codes with a scale each.
 //
 // A step is 128 columns, two records of each row block: the sum over them, times the scale of the 128×128 block if there

@@ -1,4 +1,5 @@
 // targets: sm_80 sm_90
+// local memory: sample_draw: sixteen bytes on sm_120 alone, of a search that runs once a token
 // Choice of the next token from a row of logits, as `sampling::choose` of ninfer-core defines it.
 //
 // Two launches serve every row, whatever its parameters, which are device data:
