@@ -13,23 +13,23 @@ use super::queue::CudaQueue;
 const FAMILY: &str = "probe";
 /// Threads of a block.
 const BLOCK: u32 = 256;
-/// Bytes that a block reads in one step: `kThreads · kAhead` times 16.
+/// Bytes that a block moves in one step: `kThreads · kAhead` times 16.
 const STEP: usize = 256 * 4 * 16;
-/// Blocks of an SM.
-const BLOCKS_PER_SM: usize = 8;
-/// Bytes of a buffer at least and at most; between them it is eight times the L2 cache.
+/// Bytes of a buffer at least and at most; between them it is this many times the L2 cache, so that neither the cache nor
+/// the time to start and to end a kernel counts.
 const LEAST: usize = 64 << 20;
-const MOST: usize = 512 << 20;
+const MOST: usize = 1 << 30;
+const CACHES: u64 = 24;
 /// Time for each kind of transfer, and the most that are measured. With buffers and their filling everything takes less
 /// than 100 ms on parts with 200 GB/s and more.
-const BUDGET: Duration = Duration::from_millis(35);
+const BUDGET: Duration = Duration::from_millis(20);
 const REPEATS: usize = 21;
 
 /// What a device's memory was measured to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MemoryRates {
-    /// A copy: bytes read plus bytes written.
+    /// A copy: bytes read plus bytes written, by a kernel or by the driver, whichever is faster.
     pub copy: Bandwidth,
     /// Reading alone.
     pub read: Bandwidth,
@@ -42,7 +42,7 @@ struct ProbeArg {
     from: u64,
     to: u64,
     sink: u64,
-    share: i64,
+    steps: i64,
 }
 
 /// Devices that were measured in this process.
@@ -53,8 +53,8 @@ fn same_device(a: &DeviceInfo, b: &DeviceInfo) -> bool {
 }
 
 impl Cuda {
-    /// Measures how fast the device's memory is read and copied: medians over kernels that move buffers of many times the
-    /// L2 cache, for at most 100 ms in all. Later calls in this process give the same figures at once.
+    /// Measures how fast the device's memory is read and copied: medians over transfers of buffers of many times the
+    /// L2 cache, for at most 100 ms in all. A copy is that of a kernel or the driver's own, whichever is faster. Later calls in this process give the same figures at once.
     ///
     /// Opening a device does not measure. [`DeviceInfo::with_bandwidth`] puts a figure in place of the nominal one.
     ///
@@ -80,13 +80,20 @@ impl Cuda {
     }
 }
 
-/// Bytes of a buffer, and of the share of each of `blocks` blocks.
-fn sizes(l2: u64, free: u64, blocks: usize) -> (usize, usize) {
-    let wanted = usize::try_from(l2.saturating_mul(8)).unwrap_or(MOST).clamp(LEAST, MOST);
+/// Steps that make a buffer.
+fn steps(l2: u64, free: u64) -> usize {
+    let wanted = usize::try_from(l2.saturating_mul(CACHES)).unwrap_or(MOST).clamp(LEAST, MOST);
     // Two buffers take a quarter of what is free at most, unless that is very little.
     let room = usize::try_from(free / 8).unwrap_or(MOST).max(LEAST);
-    let share = (wanted.min(room) / blocks.max(1) / STEP).max(1) * STEP;
-    (share * blocks.max(1), share)
+    wanted.min(room) / STEP
+}
+
+/// A transfer that is timed.
+#[derive(Clone, Copy)]
+enum Transfer {
+    Kernel(&'static str),
+    /// The driver's own copy.
+    Driver,
 }
 
 struct Probe<'a> {
@@ -94,50 +101,54 @@ struct Probe<'a> {
     queue: CudaQueue,
     from: Memory,
     to: Memory,
-    blocks: usize,
-    share: usize,
+    steps: usize,
 }
 
 impl<'a> Probe<'a> {
     fn new(backend: &'a Cuda) -> Result<Self> {
-        let blocks = backend.sms() * BLOCKS_PER_SM;
-        let (bytes, share) = sizes(backend.device().l2_bytes, backend.free_memory()?, blocks);
-        let buffer = || Memory::new(backend.context(), "bandwidth probe", bytes);
+        let steps = steps(backend.device().l2_bytes, backend.free_memory()?);
+        let buffer = || Memory::new(backend.context(), "bandwidth probe", steps * STEP);
         let (from, to) = (buffer()?, buffer()?);
-        let mut probe = Self { backend, queue: backend.queue()?, from, to, blocks, share };
+        let mut probe = Self { backend, queue: backend.queue()?, from, to, steps };
         probe.launch("probe_fill", probe.to.address, probe.from.address)?;
         Ok(probe)
     }
 
-    fn bytes(&self) -> f64 {
-        (self.blocks * self.share) as f64
-    }
-
+    /// With as many blocks as are resident at once: the rest of a larger grid would run with most of the device idle.
     fn launch(&mut self, kernel: &'static str, from: u64, to: u64) -> Result<()> {
-        let arguments = ProbeArg { from, to, sink: self.to.address, share: (self.share / 16) as i64 };
-        let how = Launch { grid: [self.blocks as u32, 1, 1], block: BLOCK, shared: 0 };
-        // SAFETY: the struct is the kernel's parameter; both buffers hold the shares of all blocks.
+        let arguments = ProbeArg { from, to, sink: self.to.address, steps: self.steps as i64 };
+        let resident = self.backend.kernels().get(FAMILY, kernel, 0)?.blocks_per_sm(BLOCK, 0)?.max(1) as usize;
+        let blocks = (self.backend.sms() * resident).min(self.steps);
+        let how = Launch { grid: [blocks as u32, 1, 1], block: BLOCK, shared: 0 };
+        // SAFETY: the struct is the kernel's parameter; both buffers hold all steps.
         unsafe { self.queue.launch(self.backend, FAMILY, kernel, how, &arguments) }
     }
 
+    fn transfer(&mut self, transfer: Transfer) -> Result<()> {
+        match transfer {
+            Transfer::Kernel(name) => self.launch(name, self.from.address, self.to.address),
+            Transfer::Driver => self.queue.stream.copy(&self.to, &self.from, self.steps * STEP),
+        }
+    }
+
     fn rates(mut self) -> Result<MemoryRates> {
-        let moved = self.bytes();
+        let moved = (self.steps * STEP) as f64;
+        let copy = self.seconds(Transfer::Kernel("probe_copy"))?.min(self.seconds(Transfer::Driver)?);
         Ok(MemoryRates {
-            copy: Bandwidth::measured(2.0 * moved / self.seconds("probe_copy")?),
-            read: Bandwidth::measured(moved / self.seconds("probe_read")?),
+            copy: Bandwidth::measured(2.0 * moved / copy),
+            read: Bandwidth::measured(moved / self.seconds(Transfer::Kernel("probe_read"))?),
         })
     }
 
-    /// Median time of a kernel; the first run is not counted.
-    fn seconds(&mut self, kernel: &'static str) -> Result<f64> {
-        let (from, to) = (self.from.address, self.to.address);
+    /// Median time of a transfer; the first run is not counted.
+    fn seconds(&mut self, transfer: Transfer) -> Result<f64> {
         let (before, after) = (Event::new(self.backend.context())?, Event::new(self.backend.context())?);
         let begin = Instant::now();
         let mut times = Vec::with_capacity(REPEATS);
-        self.launch(kernel, from, to)?;
+        self.transfer(transfer)?;
         while times.len() < REPEATS && (times.is_empty() || begin.elapsed() < BUDGET) {
             self.queue.stream.record(&before)?;
-            self.launch(kernel, from, to)?;
+            self.transfer(transfer)?;
             self.queue.stream.record(&after)?;
             after.wait()?;
             times.push(f64::from(after.since(&before)?) * 1e-3);
@@ -147,7 +158,7 @@ impl<'a> Probe<'a> {
         middle.ok_or_else(|| Error::Driver {
             call: "cuEventElapsedTime",
             code: 0,
-            message: "a kernel took no time".to_owned(),
+            message: "a transfer took no time".to_owned(),
         })
     }
 }
@@ -163,14 +174,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_larger_than_the_cache_and_shares_are_whole_steps() {
-        for (l2, free, sms) in
-            [(50 << 20, 140 << 30, 132), (24 << 20, 100 << 30, 48), (0, 1 << 30, 16), (1 << 40, 0, 1)]
+    fn buffers_are_larger_than_the_cache_and_leave_most_memory_alone() {
+        for (l2, free) in
+            [(50 << 20, 140 << 30), (24 << 20, 100 << 30), (0, 1 << 30), (1 << 40, 0), (96 << 20, 28 << 30)]
         {
-            let (bytes, share) = sizes(l2, free, sms * BLOCKS_PER_SM);
-            assert_eq!((share % STEP, bytes), (0, share * sms * BLOCKS_PER_SM));
-            assert!((32 << 20..=MOST).contains(&bytes), "{bytes}");
-            assert!(l2 > 1 << 30 || bytes as u64 >= 2 * l2, "{bytes} of an L2 of {l2}");
+            let bytes = steps(l2, free) * STEP;
+            assert!((LEAST..=MOST).contains(&bytes), "{bytes}");
+            assert!(l2 > 1 << 30 || bytes as u64 >= 8 * l2, "{bytes} of an L2 of {l2}");
+            assert!(bytes <= LEAST || bytes as u64 * 8 <= free, "{bytes} of {free}");
         }
     }
 

@@ -248,6 +248,13 @@ impl Stream {
         check("cuMemcpyDtoHAsync", code)
     }
 
+    /// Copies the first bytes of one piece of device memory to another.
+    pub(super) fn copy(&self, to: &Memory, from: &Memory, len: usize) -> Result<()> {
+        debug_assert!(len <= to.bytes && len <= from.bytes);
+        // SAFETY: both allocations have `len` bytes and are two.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to.address, from.address, len, self.handle) })
+    }
+
     /// Sets bytes on the device.
     pub(super) fn fill(&self, at: u64, value: u8, len: usize) -> Result<()> {
         if len == 0 {
@@ -333,6 +340,14 @@ impl Stream {
         // SAFETY: both handles are alive.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, self.handle) })
     }
+
+    /// As [`Stream::record`]; while the stream is captured, the event becomes a part of the step and happens in each replay.
+    pub(super) fn record_in_step(&self, event: &Event) -> Result<()> {
+        let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: both handles are alive; the owner of the step keeps the event.
+        let code = unsafe { sys::cuEventRecordWithFlags(event.handle, self.handle, flags) };
+        check("cuEventRecordWithFlags", code)
+    }
 }
 
 impl Drop for Stream {
@@ -350,8 +365,16 @@ pub(super) struct Event {
     handle: sys::CUevent,
 }
 
-// SAFETY: an event handle may be used from any thread; one owner records it.
+// SAFETY: an event handle may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above; the driver locks internally.
+unsafe impl Sync for Event {}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Event")
+    }
+}
 
 impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {

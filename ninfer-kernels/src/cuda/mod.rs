@@ -29,6 +29,7 @@ mod reserve;
 mod sample;
 mod step;
 mod tile;
+mod timing;
 mod weight;
 
 use std::fmt;
@@ -43,11 +44,13 @@ pub use bandwidth::MemoryRates;
 pub use buffer::CudaBuffer;
 pub use kernels::{Image, KernelUse, images};
 pub use queue::{CudaQueue, CudaRecorded};
+pub use timing::{KernelTime, ReplayTime, Timing};
 pub use weight::CudaWeight;
 
 use driver::{Context, Memory};
 use kernels::Kernels;
 use pack::Loader;
+use timing::Timer;
 
 /// One NVIDIA GPU as a backend; a cheap handle.
 ///
@@ -66,6 +69,7 @@ struct Inner {
     kernels: Kernels,
     device: DeviceInfo,
     context: Arc<Context>,
+    timer: Timer,
     /// E2M1 products take kernels that emulate the instruction.
     emulates_fp4: bool,
 }
@@ -131,6 +135,7 @@ impl Cuda {
             kernels: Kernels::new(&context, selection),
             device,
             context,
+            timer: Timer::default(),
             emulates_fp4,
         })))
     }
@@ -166,6 +171,10 @@ impl Cuda {
 
     fn context(&self) -> &Arc<Context> {
         &self.0.context
+    }
+
+    fn timer(&self) -> &Timer {
+        &self.0.timer
     }
 
     /// Streaming multiprocessors.
@@ -236,10 +245,14 @@ impl Backend for Cuda {
         queue: &mut CudaQueue,
         work: impl FnOnce(&mut Recorder<'_, Self>) -> Result<()>,
     ) -> Result<CudaRecorded> {
-        queue.record(|queue| work(&mut Recorder::new(self, queue)))
+        let times_kernels = self.timer().timing() == Timing::Kernels;
+        queue.record(times_kernels, |queue| work(&mut Recorder::new(self, queue)))
     }
 
     fn replay(&self, queue: &mut CudaQueue, step: &CudaRecorded) -> Result<()> {
-        queue.replay(step)
+        match self.timer().timing() {
+            Timing::Off => queue.replay(step),
+            Timing::Replays | Timing::Kernels => self.timer().replay(self.context(), queue, step),
+        }
     }
 }

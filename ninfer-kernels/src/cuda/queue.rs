@@ -10,6 +10,7 @@ use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::{Context, Graph, Launch, Memory, Pinned, Stream};
 use super::report::DeviceReport;
+use super::timing::TimedLaunches;
 
 /// Bytes of pinned memory for uploads between two synchronisations.
 const STAGING: usize = 1 << 20;
@@ -39,6 +40,8 @@ pub struct CudaQueue {
 struct Capture {
     operations: Vec<Box<dyn Any + Send>>,
     workspaces: Vec<Arc<Memory>>,
+    /// Events around launches, where kernels are timed.
+    timed: Option<TimedLaunches>,
 }
 
 impl std::fmt::Debug for Capture {
@@ -51,6 +54,7 @@ impl std::fmt::Debug for Capture {
 #[derive(Debug)]
 pub struct CudaRecorded {
     graph: Graph,
+    timed: Option<Arc<TimedLaunches>>,
     _keep: Capture,
 }
 
@@ -58,7 +62,11 @@ impl CudaRecorded {
     /// Kernels, copies and fills of the step.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.graph.nodes
+        self.graph.nodes - self.timed.as_ref().map_or(0, |t| t.events())
+    }
+
+    pub(super) fn timed(&self) -> Option<Arc<TimedLaunches>> {
+        self.timed.clone()
     }
 }
 
@@ -67,8 +75,10 @@ struct Recording<'a>(&'a mut CudaQueue);
 
 impl Recording<'_> {
     fn finish(self) -> (Result<Graph>, Capture) {
-        let keep = self.0.capture.take().unwrap_or_default();
-        (self.0.stream.end_capture(), keep)
+        let mut keep = self.0.capture.take().unwrap_or_default();
+        let last = keep.timed.as_mut().map_or(Ok(()), |timed| timed.finish(&self.0.stream));
+        let graph = self.0.stream.end_capture();
+        (last.and(graph), keep)
     }
 }
 
@@ -155,7 +165,13 @@ impl CudaQueue {
         if how.grid.contains(&0) {
             return Ok(());
         }
-        let function = backend.kernels().get(family, kernel, how.shared)?;
+        let mut function = backend.kernels().get(family, kernel, how.shared)?;
+        let mut timed = self.capture.as_mut().and_then(|c| c.timed.as_mut());
+        if let Some(timed) = &mut timed {
+            timed.before(&self.stream)?;
+            // It begins behind an event.
+            function.overlaps = false;
+        }
         self.launches += 1;
         // SAFETY: the caller's promise.
         let launched = unsafe { self.stream.launch(&function, &how, arguments) };
@@ -166,7 +182,8 @@ impl CudaQueue {
                 Error::Driver { call, code, message }
             }
             error => error,
-        })
+        })?;
+        timed.map_or(Ok(()), |timed| timed.after(&self.stream, kernel, how))
     }
 
     /// Runs or captures an operation, and keeps it while the captured step lives.
@@ -218,17 +235,26 @@ impl CudaQueue {
         self.report.take()
     }
 
-    pub(super) fn record(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<CudaRecorded> {
+    /// Records a step, with an event around each kernel if they are to be timed.
+    pub(super) fn record(
+        &mut self,
+        times_kernels: bool,
+        work: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<CudaRecorded> {
         self.idle("recording another step")?;
         self.stream.context.enter()?;
         self.stream.begin_capture()?;
-        self.capture =
-            Some(Capture { workspaces: vec![self.workspace.clone(), self.counters.clone()], ..Capture::default() });
+        self.capture = Some(Capture {
+            workspaces: vec![self.workspace.clone(), self.counters.clone()],
+            timed: times_kernels.then(TimedLaunches::default),
+            ..Capture::default()
+        });
         let recording = Recording(self);
         let worked = work(&mut *recording.0);
-        let (graph, keep) = recording.finish();
+        let (graph, mut keep) = recording.finish();
         worked?;
-        Ok(CudaRecorded { graph: graph?, _keep: keep })
+        let timed = keep.timed.take().map(Arc::new);
+        Ok(CudaRecorded { graph: graph?, timed, _keep: keep })
     }
 
     pub(super) fn replay(&mut self, step: &CudaRecorded) -> Result<()> {

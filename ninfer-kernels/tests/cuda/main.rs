@@ -28,3 +28,4 @@ mod overlap;
 mod rope;
 mod sample;
 mod tile;
+mod timing;
