@@ -159,7 +159,12 @@ pub fn table(device: &DeviceInfo) -> Vec<Row> {
         row("RoPE, one token a block up to", "6·SM", BitNeutral, rope_token_blocks(device)),
         row("GDN gating, resident blocks at occupancy 2", "occupancy·SM", Numeric, waves::residency(device, 2)),
         row("GDN gating, resident blocks at occupancy 4", "occupancy·SM", Numeric, waves::residency(device, 4)),
-        row("prefill chunk", "4,096 integrated GPU or 64 GiB, else 1,024", BitNeutral, prefill_chunk(device, None) as u64),
+        row(
+            "prefill chunk",
+            "4,096 integrated GPU or 64 GiB, else 1,024",
+            BitNeutral,
+            prefill_chunk(device, None) as u64,
+        ),
     ]
 }
 

@@ -1,5 +1,6 @@
 // targets: sm_80 sm_90
 // local memory: attend_any: addresses of any layout, on some devices; this route is not made to be fast
+// local memory: attend_combine: sixteen bytes by the oldest assembler before sm_90
 // Attention around the products of common/attend.cuh: head norms, rotation and append (common/rope.cuh); combination of
 // leaves (common/attend_join.cuh); and a plain kernel for head sizes and layouts that have no tiles.
 #include "common/attend_join.cuh"

@@ -1,4 +1,5 @@
 // targets: sm_80 sm_90
+// local memory: attend_prompt_fp8_256: eight bytes or a few more, by some assemblers, beside 250 registers that hold the output
 // Attention over fp8 pages with heads of 256 features: common/attend_step.cuh, common/attend_prefill.cuh and, where a block
 // has much shared memory, common/attend_prompt.cuh.
 #include "common/attend_prefill.cuh"

@@ -1,5 +1,4 @@
 // targets: sm_80 sm_90
-// local memory: step_rows: eight bytes on sm_120 alone, so that three blocks fit a multiprocessor
 // Products of steps of at most eight tokens: common/step.cuh.
 #include "common/step.cuh"
 

@@ -156,44 +156,6 @@ __device__ __forceinline__ void multiply_one(const u8* place, const Weight& w, i
     }
 }
 
-// The products of two records of one row block, in step, so that neither waits for the other; sums are added one record after
-// the other, as multiply_record adds them.
-template <int kFormat>
-__device__ __forceinline__ void multiply_two(const u8* first, const u8* second, const bf16* first_at, const bf16* second_at,
-                                             int lane, float (&sum)[4]) {
-    constexpr int kSums = Fragment<kFormat>::kSums;
-    Fragment<kFormat> f[2];
-    f[0].load(first, lane), f[1].load(second, lane);
-    const bf16* at[2] = {first_at, second_at};
-    uint4 input[2][2];
-#pragma unroll
-    for (int i = 0; i < 4; i++) input[i / 2][i % 2] = *reinterpret_cast<const uint4*>(at[i / 2] + 32 * (i % 2));
-    float partial[2][kSums][4];
-#pragma unroll
-    for (int s = 0; s < 2; s++) {
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            u32 a0[4], a1[4];
-            f[u].decode(s, 0, a0), f[u].decode(s, 1, a1);
-            const u32 low[4] = {a0[0], a1[0], a0[1], a1[1]}, high[4] = {a0[2], a1[2], a0[3], a1[3]};
-            float(&p)[4] = partial[u][kSums == 2 ? s : 0];
-            if (s == 0 || kSums == 2) {
-                mma_bf16_first(p, low, input[u][s].x, input[u][s].y);
-            } else {
-                mma_bf16(p, low, input[u][s].x, input[u][s].y);
-            }
-            mma_bf16(p, high, input[u][s].z, input[u][s].w);
-        }
-    }
-#pragma unroll
-    for (int u = 0; u < 2; u++) {
-#pragma unroll
-        for (int s = 0; s < kSums; s++) {
-            for (int i = 0; i < 4; i++) sum[i] = fmaf(f[u].scale(s, i / 2), partial[u][s][i], sum[i]);
-        }
-    }
-}
-
 // Adds the products of a warp's records of a stage; `first` is the number of the first one, `x` a lane's token.
 template <int kFormat, int kBlocks>
 __device__ __forceinline__ void multiply_stage(const u8* stage, const Weight& w, int first, const int (&rows)[kBlocks], int lane,
@@ -207,12 +169,9 @@ __device__ __forceinline__ void multiply_stage(const u8* stage, const Weight& w,
     }
     const bf16* at = x + block * 64 + 8 * (lane % 4);
     if (stage_depth(kFormat) == 2 && first + kStageWarps < w.blocks) {
-        if constexpr (kBlocks == 1 && Fragment<kFormat>::kSums > 0) {
-            multiply_two<kFormat>(stage, stage + kNext, at, at + kStageWarps * 64, lane, sum[0][0]);
-        } else {
-            multiply_one<kFormat, kBlocks>(stage, w, block, rows, lane, at, sum);
-            multiply_one<kFormat, kBlocks>(stage + kNext, w, block + kStageWarps, rows, lane, at + kStageWarps * 64, sum);
-        }
+        // Two at once, so that neither waits for the other.
+        multiply_one<kFormat, kBlocks>(stage, w, block, rows, lane, at, sum);
+        multiply_one<kFormat, kBlocks>(stage + kNext, w, block + kStageWarps, rows, lane, at + kStageWarps * 64, sum);
     } else {
         multiply_one<kFormat, kBlocks>(stage, w, block, rows, lane, at, sum);
     }

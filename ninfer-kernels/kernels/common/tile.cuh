@@ -5,43 +5,35 @@
 // multiply the sum. No column of a matrix instruction depends on another, and every width does the same, so neither the
 // tokens of a call nor the width of its tiles change a bit.
 //
-// A block stays on its multiprocessor and computes tile after tile: 16 row blocks of W (SwiGLU: 8 of the first half and the
-// 8 of the second half that belong to them) for kWidth tokens. The last warpgroup brings 64 columns a stage: tokens through
-// registers, since a record's order of columns (common/weight.cuh) differs from what the instruction wants, and records by
-// bulk copies. The warpgroups before it decode row blocks into registers, one a warp, and multiply. Wide tiles have two of
-// them, in which a warp has two row blocks: while one set of registers is being multiplied, the other one is filled. Tiles of
-// few tokens, whose time is that of decoding, have four with one row block a warp: while one multiplies, the others decode.
+// A block of three warpgroups stays on its multiprocessor and computes tile after tile: 16 row blocks of W (SwiGLU: 8 of the
+// first half and the 8 of the second half that belong to them) for kWidth tokens. The third warpgroup brings 64 columns a
+// stage: tokens through registers, since a record's order of columns (common/weight.cuh) differs from what the instruction
+// wants, and records by bulk copies. The first two decode a row block a warp, twice, into registers, and multiply: while
+// one set of registers is being multiplied, the other one is filled.
 //
 // Columns of a stage: with column = 32 s + 8 t + 2 p + e, pair p of lane t belongs to the instruction 2 s + p / 2 as its
 // elements 8 (p % 2) + 2 t + e. So piece 4 s + p of a token's 128 bytes holds, as its word t, word p of the piece of 16 bytes
 // at column 32 s + 8 t.
 //
-// Grid: as many blocks as multiprocessors, or tiles if those are fewer; 384 or 640 threads. Shared memory: tokens of all
-// stages, records of all stages, where results are turned, barriers; the first is aligned here to 1,024 bytes.
+// Grid: as many blocks as multiprocessors, or tiles if those are fewer; 384 threads. Shared memory: tokens of all stages,
+// records of all stages, where results are turned, barriers; the first is aligned here to 1,024 bytes.
 #pragma once
 #include "common/fragment.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/block.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/pair.cuh"
 #include "ptx/passing.cuh"
 #include "ptx/wgmma.cuh"
 
 constexpr int kMaxParts = 6;
-// Tokens of a tile up to which a warp that multiplies has one row block, and there are four warpgroups of them.
-constexpr int kMostAlone = 64;
+constexpr int kThreads = 384;
 constexpr int kRowBlocks = 16;
 // Column tiles that are computed for all rows before the next ones, so that their tokens stay in the L2 cache.
 constexpr int kColumnGroup = 16;
 // Floats between tokens, and of a row block, where results are turned.
 constexpr int kTurnStride = 20, kTurn = 16 * kTurnStride;
-// The barriers take two arrivals of each of the four warps that bring data, one of them with the bytes of its records; and
-// one of each warp that uses them.
-constexpr int kFullArrivals = 8;
-// Row blocks of a warp that multiplies, and the threads of all those warps. Four further warps bring data.
-__host__ __device__ constexpr int row_blocks(int width) { return width > kMostAlone ? 2 : 1; }
-__host__ __device__ constexpr int users(int width) { return 32 * kRowBlocks / row_blocks(width); }
-__host__ __device__ constexpr int threads(int width) { return users(width) + 128; }
+// The barriers take arrivals of the four warps that bring data and one for the records, and of the eight that use them.
+constexpr int kFullArrivals = 5, kFreeArrivals = 8;
 
 enum Epilogue { kStore = 0, kAdd = 1, kFloat = 2 };
 
@@ -128,8 +120,7 @@ __device__ __forceinline__ bool locate(const Tiles& a, int tile, int4 group, Pla
     return place.count > 0;
 }
 
-// First row, within one expert's results, of row block `slot` of a tile. SwiGLU: of each eight the second four belong to the
-// first four.
+// First row, within one expert's results, of row block `slot` of a tile: 8 (warpgroup) + 4 (set of registers) + warp.
 __device__ __forceinline__ int slot_row(const TilePart& part, int row_tile, int slot) {
     if (part.second_row == 0) return (row_tile * kRowBlocks + slot) * 16;
     return (row_tile * (kRowBlocks / 2) + slot / 8 * 4 + slot % 4) * 16;
@@ -140,23 +131,22 @@ template <int kPieces>
 struct Load {
     uint4 piece[kPieces];
     const u8* from;  // a record, or scales; null: nothing
-    u32 sizes;       // bytes of a record, from bit 16 on of all bulk copies of a warp; 0: no stage
+    u32 sizes;       // bytes of a record, from bit 16 on of all bulk copies of the stage; 0: no stage
 };
 
-// The warpgroup that brings data. A warp brings tokens 4 w .. 4 w + 3 of every 16, eight lanes one of them, and row blocks
-// 4 w .. 4 w + 3, a lane one of them, with the scales by four further lanes.
+// The warpgroup that brings data. A warp brings tokens 4 w .. 4 w + 3 of every 16, eight lanes one of them.
 template <int kWidth>
 __device__ __forceinline__ void bring(const Tiles& a, Ring ring) {
     constexpr int kPieces = kWidth / 16;
-    const int thread = threadIdx.x - users(kWidth), lane = thread % 32, column = thread % 8, token = thread / 8;
-    const int slot = thread / 32 * 4 + lane % 4;
+    const int thread = threadIdx.x - 256, lane = thread % 32, column = thread % 8, token = thread / 8;
+    const bool copies = thread < 32;
     // Piece p of the token's half: its place and, within, this lane's word.
     const u32 target = ring.tokens + token * kTokenBytes + column % 4 * 4, swizzle = column / 4 * 4 ^ token % 8;
 
     // Where loading has got to.
     int tile = blockIdx.x, block = 0, blocks = 0, wrap = 1;
-    u32 row[kPieces] = {};  // of x, in units of 16 bytes
-    const u8* from = nullptr;  // a record, or scales, of the tile's first columns
+    u64 row = 0;  // address in x: lane 4 i + j has that of token 16 i + 4 w + j
+    const u8* from = nullptr;  // a record, or scales for lanes from 16 on, of the tile's first columns
     u32 sizes = 0;
     int4 group = group_of(a, tile);
     auto load = [&](Load<kPieces>& to) {
@@ -169,44 +159,43 @@ __device__ __forceinline__ void bring(const Tiles& a, Ring ring) {
             const TilePart& part = a.part[place.part];
             const Weight& w = part.weight;
             block = 0, blocks = w.blocks, wrap = divide_up(w.cols, 64);
-            // Lane 4 i + j finds token 16 i + 4 w + j.
-            const int n = lane / 4 * 16 + slot;
+            const int n = lane / 4 * 16 + thread / 32 * 4 + lane % 4;
             const int at = place.first + (n < place.count ? n : 0);
-            const int of = a.tiles != nullptr ? a.order[at] / a.pairs_per_row : at;
-            const u32 own = static_cast<u32>(static_cast<u64>(of) * a.x.stride / 8);
-#pragma unroll
-            for (int i = 0; i < kPieces; i++) row[i] = __shfl_sync(kAllLanes, own, 4 * i + token % 4);
+            row = reinterpret_cast<u64>(a.x.row(a.tiles != nullptr ? a.order[at] / a.pairs_per_row : at));
+            const int slot = lane % 16;
             const int first = place.expert * part.expert_rows + slot_row(part, place.row_tile, slot) +
                               (slot % 8 >= 4 ? part.second_row : 0);
             const int row_block = min(first / 16, divide_up(w.rows, 16) - 1);
             const u32 size = record_bytes(w.format);
-            sizes = size | 4 * (size + (w.block_scale != nullptr ? kScaleBytes : 0)) << 16;
+            sizes = size | kRowBlocks * (size + (w.block_scale != nullptr ? kScaleBytes : 0)) << 16;
             from = w.records + static_cast<i64>(row_block) * w.blocks * static_cast<i64>(size);
-            if (lane >= 4) {
+            if (lane >= 16) {
                 from = reinterpret_cast<const u8*>(w.block_scale);
                 if (from != nullptr) from += static_cast<i64>(row_block) * divide_up(w.cols, 128) * kScaleBytes;
             }
-            if (lane >= 8) from = nullptr;
         }
         to.sizes = sizes;
         const int size = sizes & 0xffff;
-        to.from = from == nullptr ? from : from + (lane < 4 ? block * size : block / 2 * kScaleBytes);
-        const u8* start = reinterpret_cast<const u8*>(a.x.data) + kTokenBytes * (block >= wrap ? block - wrap : block);
-        start += 16 * column;
+        to.from = from == nullptr ? from : from + (lane < 16 ? block * size : block / 2 * kScaleBytes);
+        const u32 start = kTokenBytes * (block >= wrap ? block - wrap : block) + 16 * column;
 #pragma unroll
-        for (int i = 0; i < kPieces; i++) to.piece[i] = load_once(start + static_cast<u64>(row[i]) * 16);
+        for (int i = 0; i < kPieces; i++) {
+            to.piece[i] = load_once(reinterpret_cast<const u8*>(__shfl_sync(kAllLanes, row, 4 * i + token % 4)) + start);
+        }
         block++;
     };
     auto store = [&](const Load<kPieces>& of) {
         const u32 barrier = ring.full + 8 * ring.slot;
         barrier_wait(ring.empty + 8 * ring.slot, ring.phase ^ 1);
-        if (lane == 0) barrier_expect(barrier, of.sizes >> 16);
-        __syncwarp();
-        if (of.from != nullptr) {
-            const u32 size = of.sizes & 0xffff, to = ring.records + (ring.slot * kRowBlocks + slot) * a.slot_bytes;
-            copy_bulk(lane < 4 ? to : to + size, of.from, lane < 4 ? size : kScaleBytes, barrier);
+        if (copies) {
+            if (lane == 0) barrier_expect(barrier, of.sizes >> 16);
+            __syncwarp();
+            const u32 slot = ring.records + (ring.slot * kRowBlocks + lane % 16) * a.slot_bytes;
+            if (of.from != nullptr) {
+                const u32 size = of.sizes & 0xffff;
+                copy_bulk(lane < 16 ? slot : slot + size, of.from, lane < 16 ? size : kScaleBytes, barrier);
+            }
         }
-        __syncwarp();
         const u32 place = target + ring.slot * kWidth * kTokenBytes;
 #pragma unroll
         for (int p = 0; p < 4; p++) {
@@ -217,7 +206,7 @@ __device__ __forceinline__ void bring(const Tiles& a, Ring ring) {
                 store_shared(word + 16 * kTokenBytes * i, p == 0 ? v.x : p == 1 ? v.y : p == 2 ? v.z : v.w);
             }
         }
-        // No fence here: it would wait for the loads of the next stage. The warps that multiply have one.
+        fence_shared_for_matrices();
         __syncwarp();
         if (lane == 0) barrier_arrive(barrier);
         ring.next(a);
@@ -284,27 +273,13 @@ __device__ __forceinline__ void decode_record(const u8* record, int lane, bool s
 
 // Results of a warp, 16 tokens at a time, four rows of a token a lane.
 template <int kWidth>
-__device__ __forceinline__ void finish(const Tiles& a, const Place& place,
-                                       const float (&sum)[row_blocks(kWidth)][kWidth / 2], float* turned, int slot) {
-    constexpr int kSets = row_blocks(kWidth);
+__device__ __forceinline__ void finish(const Tiles& a, const Place& place, const float (&sum)[2][kWidth / 2], float* turned,
+                                       int slot) {
     const TilePart& part = a.part[place.part];
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool pair = part.second_row > 0;
     const float* row_scale = part.weight.row_scale;
-    // Row blocks lie where their slots say.
-    float* own = turned + kTurn * slot + kTurnStride * 2 * t + g;
-    // The halves of SwiGLU meet: in one warp, or in two, each of which stores every other eight tokens.
-    const bool meet = pair && kSets == 1;
-    const int half = slot / 4 % 2;
-    const float* stored = turned + kTurn * (meet ? slot - 4 * half : slot);
-    auto join = [&] {
-        if (meet) {
-            barrier_of<64>(1 + slot / 8 * 4 + slot % 4);
-        } else {
-            __syncwarp();
-        }
-    };
-    const int first_pass = meet ? half : 0, passes = meet ? half + 1 : pair ? 2 : 2 * kSets;
+    float* own = turned + kTurnStride * 2 * t + g;
     // Each lane knows the row of the result of one token of the 16, and of the 16 after them.
     auto target_of = [&](int c) {
         const int column = 16 * c + lane % 16, at = place.first + column;
@@ -323,28 +298,26 @@ __device__ __forceinline__ void finish(const Tiles& a, const Place& place,
         for (int k = 0; k < kWidth / 16; k++) {
             if (c != k) continue;
 #pragma unroll
-            for (int i = 0; i < 8 * kSets; i++) {
+            for (int i = 0; i < 16; i++) {
                 // i: set of registers, eight of tokens, half of the rows, token of two.
-                const int at = kTurnStride * (8 * (i / 4 % 2) + i % 2) + 8 * (i / 2 % 2);
-                own[4 * kTurn * (i / 8) + at] = sum[i / 8][8 * k + i % 8];
+                own[kTurn * (i / 8) + kTurnStride * (8 * (i / 4 % 2) + i % 2) + 8 * (i / 2 % 2)] = sum[i / 8][8 * k + i % 8];
             }
         }
-        join();
+        __syncwarp();
 #pragma unroll 1
-        for (int pass = first_pass; pass < passes; pass++) {
+        for (int pass = 0; pass < (pair ? 2 : 4); pass++) {
             const int m = pass / 2, token = pass % 2 * 8 + g;
             const int r = slot_row(part, place.row_tile, slot + 4 * m) + 4 * t;
             const i64 to = static_cast<i64>(__shfl_sync(kAllLanes, target, token)) * part.out_stride;
             const float times = __shfl_sync(kAllLanes, factor, token);
             if (16 * c + token >= place.count || r >= part.rows) continue;
-            const float* from = stored + 4 * kTurn * m + kTurnStride * token + 4 * t;
+            const float* from = turned + kTurn * m + kTurnStride * token + 4 * t;
             const int scale = place.expert * part.expert_rows + r;
-            const float* second = from + (pair ? 4 * kTurn : 0);
-            auto value = [&](float y, float up, int i) {
-                y *= times;
+            auto value = [&](int i) {
+                float y = from[i] * times;
                 if (row_scale != nullptr) y *= __ldg(row_scale + scale + i);
                 if (pair) {
-                    up *= times;
+                    float up = from[kTurn + i] * times;
                     if (row_scale != nullptr) up *= __ldg(row_scale + scale + part.second_row + i);
                     y = silu(y) * up;
                 }
@@ -356,9 +329,7 @@ __device__ __forceinline__ void finish(const Tiles& a, const Place& place,
             // Four together where they are neighbours at a multiple of their size.
             if (r + 4 <= part.rows && (part.gap == 0 || r % part.run + 4 <= part.run) &&
                 reinterpret_cast<u64>(out) % (4 * size) == 0) {
-                float4 y = *reinterpret_cast<const float4*>(from);
-                const float4 up = *reinterpret_cast<const float4*>(second);
-                y = make_float4(value(y.x, up.x, 0), value(y.y, up.y, 1), value(y.z, up.z, 2), value(y.w, up.w, 3));
+                float4 y = make_float4(value(0), value(1), value(2), value(3));
                 if (a.epilogue == kFloat) {
                     *reinterpret_cast<float4*>(out) = y;
                     continue;
@@ -372,17 +343,16 @@ __device__ __forceinline__ void finish(const Tiles& a, const Place& place,
             }
 #pragma unroll 1
             for (int i = 0; i < min(4, part.rows - r); i++) {
-                const float y = value(from[i], second[i], i);
                 const i64 here = to + r + i + (part.gap > 0 ? static_cast<i64>((r + i) / part.run) * part.gap : 0);
                 if (a.epilogue == kFloat) {
-                    static_cast<float*>(part.out)[here] = y;
+                    static_cast<float*>(part.out)[here] = value(i);
                 } else {
                     bf16* element = static_cast<bf16*>(part.out) + here;
-                    *element = to_bf16(a.epilogue == kAdd ? to_float(*element) + y : y);
+                    *element = to_bf16(a.epilogue == kAdd ? to_float(*element) + value(i) : value(i));
                 }
             }
         }
-        join();
+        __syncwarp();
     }
 }
 
@@ -402,26 +372,23 @@ __device__ __forceinline__ void decode_any(int format, const u8* record, int lan
 // Sums of a tile over all its stages.
 template <int kWidth>
 __device__ __forceinline__ void sum_tile(const Tiles& a, const Weight& w, Ring& ring, const u8* records, u64 tokens,
-                                         float (&sum)[row_blocks(kWidth)][kWidth / 2]) {
-    constexpr int kSets = row_blocks(kWidth);
+                                         float (&sum)[2][kWidth / 2]) {
     const int lane = threadIdx.x % 32, blocks = w.blocks;
     const bool scaled = w.block_scale != nullptr;
     int before = 0;
-    u32 operand[kSets][16] = {};
+    u32 operand[2][16] = {};
 #pragma unroll 1
     for (int block = 0; block < blocks; block++) {
         barrier_wait(ring.full + 8 * ring.slot, ring.phase);
-        // Other threads wrote the tokens.
-        fence_shared_for_matrices();
         const u64 descriptor = tokens + ring.slot * (kWidth * kTokenBytes / 16);
         const u8* record = records + ring.slot * kRowBlocks * a.slot_bytes;
 #pragma unroll
-        for (int m = 0; m < kSets; m++) {
-            // The instructions that read these registers are done, and with the last set those of the stage before.
-            wgmma_wait<kSets - 1>();
+        for (int m = 0; m < 2; m++) {
+            // The instructions that read these registers are done, and with the second set those of the stage before.
+            wgmma_wait<1>();
 #pragma unroll
             for (int i = 0; i < 16; i++) hold(operand[m][i]);
-            if (m == kSets - 1 && block > 0 && lane == 0) barrier_arrive(ring.empty + 8 * before);
+            if (m == 1 && block > 0 && lane == 0) barrier_arrive(ring.empty + 8 * before);
             decode_any(w.format, record + m * 4 * a.slot_bytes, lane, scaled, operand[m]);
             wgmma_fence();
 #pragma unroll
@@ -437,19 +404,20 @@ __device__ __forceinline__ void sum_tile(const Tiles& a, const Weight& w, Ring& 
     if (lane == 0) barrier_arrive(ring.empty + 8 * before);
 }
 
+
 // The warpgroups that multiply.
 template <int kWidth>
 __device__ __forceinline__ void use(const Tiles& a, Ring ring, const u8* records, float* turned) {
-    constexpr int kSets = row_blocks(kWidth);
-    const int slot = threadIdx.x / 128 * 4 * kSets + threadIdx.x % 128 / 32;
+    const int slot = threadIdx.x / 128 * 8 + threadIdx.x % 128 / 32;
+    turned += threadIdx.x / 32 * 2 * kTurn;
     records += slot * a.slot_bytes;
     const u64 tokens = matrix_descriptor(ring.tokens);
+    int4 group = group_of(a, blockIdx.x);
     Place place;
 #pragma unroll 1
-    for (int tile = blockIdx.x; locate<kWidth>(a, tile, group_of(a, tile), place); tile += gridDim.x) {
-        const int next = tile + gridDim.x;
-        if (a.tiles != nullptr && next < a.row_tiles * a.column_tiles) prefetch_line(a.tiles + next / a.row_tiles);
-        float sum[kSets][kWidth / 2];
+    for (int tile = blockIdx.x; locate<kWidth>(a, tile, group, place); tile += gridDim.x) {
+        group = group_of(a, tile + gridDim.x);
+        float sum[2][kWidth / 2];
         sum_tile<kWidth>(a, a.part[place.part].weight, ring, records, tokens, sum);
         finish<kWidth>(a, place, sum, turned, slot);
     }
@@ -463,27 +431,23 @@ __device__ __forceinline__ void multiply_tiles(const Tiles& a) {
     float* turned = reinterpret_cast<float*>(records + a.stages * kRowBlocks * a.slot_bytes);
     Ring ring;
     ring.tokens = shared_address(tokens), ring.records = shared_address(records);
-    ring.full = shared_address(turned + kRowBlocks * kTurn), ring.empty = ring.full + 8 * a.stages;
+    ring.full = shared_address(turned + 8 * 2 * kTurn), ring.empty = ring.full + 8 * a.stages;
     if (threadIdx.x == 0) {
 #pragma unroll 1
         for (int i = 0; i < a.stages; i++) {
             barrier_init(ring.full + 8 * i, kFullArrivals);
-            barrier_init(ring.empty + 8 * i, users(kWidth) / 32);
+            barrier_init(ring.empty + 8 * i, kFreeArrivals);
         }
         barrier_init_fence();
     }
     __syncthreads();
     grid_launch_next();
     grid_wait();
-    // Registers change hands within the block: as many as it began with, of which a thread had 168 or 96.
-    constexpr int kBringer = kWidth > kMostAlone ? 120 : 64, kUser = kWidth > kMostAlone ? 192 : 104;
-    constexpr int kBegan = 65536 / threads(kWidth) / 8 * 8;
-    static_assert(kUser * users(kWidth) + kBringer * 128 <= kBegan * threads(kWidth), "warps would wait for ever");
-    if (threadIdx.x >= users(kWidth)) {
-        registers_fewer<kBringer>();
+    if (threadIdx.x >= 256) {
+        registers_fewer<120>();
         bring<kWidth>(a, ring);
     } else {
-        registers_more<kUser>();
+        registers_more<192>();
         use<kWidth>(a, ring, records, turned);
     }
 }
@@ -492,6 +456,6 @@ __device__ __forceinline__ void multiply_tiles(const Tiles& a) {
 
 // The kernel for tiles of so many tokens.
 #define TILE_KERNEL(width) \
-    extern "C" __global__ void __launch_bounds__(threads(width), 1) tile_##width(const __grid_constant__ Tiles a) { \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1) tile_##width(const __grid_constant__ Tiles a) { \
         multiply_tiles<width>(a); \
     }

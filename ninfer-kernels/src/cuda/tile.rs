@@ -13,10 +13,8 @@ use super::weight::{CudaWeight, ROW_BLOCK, WeightArg, WeightLayout};
 
 /// Matrices of one launch.
 const PARTS: usize = 6;
-/// Widest tile of which a warp that multiplies has one row block instead of two.
-const MOST_ALONE: usize = 64;
-/// Threads that bring data.
-const BRINGERS: usize = 128;
+/// Threads of a block: two warpgroups that multiply, one that brings data.
+const BLOCK: u32 = 384;
 /// Row blocks of a tile.
 const ROW_BLOCKS: usize = 16;
 /// Bytes of a token's 64 columns, and of the scales of a row block for 128 columns.
@@ -27,11 +25,11 @@ const STAGES: usize = 12;
 /// Shared memory of a block.
 const SHARED: usize = 227 << 10;
 /// Of it, where results are turned, the barriers, and the room to align what follows.
-const RESULTS: usize = ROW_BLOCKS * 16 * 20 * 4;
+const RESULTS: usize = 8 * 2 * 16 * 20 * 4;
 const BARRIERS: usize = 256;
 const ALIGNMENT: usize = 1024;
 /// Widths of tiles in tokens, and the time of 64 columns of one, in cycles, as far as one tile is like another.
-const WIDTHS: [(usize, usize); 4] = [(32, 680), (64, 720), (96, 1000), (128, 1250)];
+const WIDTHS: [(usize, usize); 4] = [(32, 500), (64, 620), (96, 820), (128, 1070)];
 
 /// `TilePart` of `common/tile.cuh`.
 #[repr(C)]
@@ -84,12 +82,6 @@ impl Shape {
             96 => "tile_96",
             _ => "tile_128",
         }
-    }
-
-    /// Threads of a block.
-    const fn threads(self) -> usize {
-        let row_blocks = if self.width > MOST_ALONE { 2 } else { 1 };
-        32 * ROW_BLOCKS / row_blocks + BRINGERS
     }
 
     /// Bytes of a stage: 64 columns of the tokens, and a record of each row block with its scales.
@@ -221,8 +213,7 @@ fn launch(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, list: &[
         part,
     };
     let blocks = (row_tiles * column_tiles).min(sms);
-    let how =
-        Launch { grid: [blocks as u32, 1, 1], block: shape.threads() as u32, shared: shape.shared_bytes() as u32 };
+    let how = Launch { grid: [blocks as u32, 1, 1], block: BLOCK, shared: shape.shared_bytes() as u32 };
     // SAFETY: the struct is the kernel's parameter. Input and results are views whose shapes the recorder checked, or parts
     // of the workspace of those shapes.
     unsafe { queue.launch(backend, shape.kernel(), shape.kernel(), how, &arguments) }
