@@ -328,7 +328,7 @@ pub mod tests {
         let mut rows = vec![row(Kind::Prefill, 512, 0.1), slow];
         rows.extend(kinds.map(|k| row(k, 512, if k == Kind::Round { 3e-3 } else { 2e-3 })));
         let text = report(rows).tables();
-        for words in ["   512  i8   full   5120  0.100", "0.50  0.500", "2.750", "40      2.0 %", "1.50\n", "321"] {
+        for words in ["   512  i8   full   5120  0.100", "0.50  0.500", "2.750", "40       2.0 %", "1.50\n", "321"] {
             assert!(text.contains(words), "{words} in\n{text}");
         }
         assert!(!report(vec![row(Kind::Decode, 512, 1e-3)]).tables().contains("Prefill"));
