@@ -26,6 +26,7 @@ mod moe;
 mod norm;
 mod overlap;
 mod rope;
+mod rounded;
 mod sample;
 mod tile;
 mod timing;

@@ -11,17 +11,13 @@ use ninfer_kernels::cuda::Cuda;
 
 use super::lab::{EXPERTS, PRODUCT, SWIGLU, Side, Tolerance, exact, gpu, near, same};
 use super::rng::Rng;
+use super::rounded::{self, EPS};
 use super::stored::{FORMATS, Stored};
 
-const EPS: f32 = 1e-6;
-/// Weights are rounded to bf16 once more than the CPU's, by at most 2^-9 each, which is 2^-9/√3 of a sum of many.
-const ROUNDED: Tolerance = Tolerance { l2: 1.5 / 256.0, absolute: 1.0 / 256.0, relative: 2.0 / 256.0 };
-/// Both factors of a pair carry that.
-const ROUNDED_PAIR: Tolerance = Tolerance { l2: 7e-3, absolute: 5e-3, relative: 3.0 / 256.0 };
-/// Formats whose weights bf16 does not hold exactly.
-const fn is_rounded(format: WeightFormat) -> bool {
-    matches!(format, WeightFormat::Group(_) | WeightFormat::Fp8Block)
-}
+/// Expert blocks whose intermediate results become codes: sums of another order move a few of them to the neighbouring code.
+/// That changes an element by an eighth of one of its terms, so by about an eighth of the largest element at most; there are
+/// too few of them to be seen in the relative L2 error.
+const EXPERT_CODES: Tolerance = Tolerance { relative: 1.0 / 8.0, ..EXPERTS };
 
 /// The device with bf16 products alone.
 fn bf16() -> Option<Cuda> {
@@ -97,6 +93,9 @@ impl Case {
         case.x[..k].fill(0.0);
         case.x[(rows - 1) * k..].iter_mut().for_each(|x| *x = exact(vec![*x * 1e-20])[0]);
         case.precision = codes(format);
+        if let Some(gain) = &case.gain {
+            rounded::settle(&mut case.x, k, gain, case.precision);
+        }
         case
     }
 
@@ -106,17 +105,32 @@ impl Case {
 
     /// Projection with both matrices, then projection and addition, of rows `from ..`.
     pub fn run<B: LinearOps>(&self, side: &mut Side<B>, from: usize, rows: usize, replay: bool) -> [Vec<f32>; 3] {
+        self.run_with(side, &self.stored, None, from, rows, replay)
+    }
+
+    /// The same with another matrix, and with inputs that are normed already.
+    fn run_with<B: LinearOps>(
+        &self,
+        side: &mut Side<B>,
+        stored: &Stored,
+        normed: Option<&[f32]>,
+        from: usize,
+        rows: usize,
+        replay: bool,
+    ) -> [Vec<f32>; 3] {
         let (n, k) = (self.n, self.k);
         let x = side.acts(rows, k, &self.x[from * k..(from + rows) * k]);
-        let packed = self.stored.packed().with_activations(self.precision).unwrap();
+        let input = normed.map_or_else(|| x.clone(), |normed| side.acts(rows, k, normed));
+        let packed = stored.packed().with_activations(self.precision).unwrap();
         let weight = side.backend.prepare(&[packed]).unwrap();
         let second = side.backend.prepare(&[self.second.packed()]).unwrap();
         let (y, z) = (side.result(rows, n), side.result(rows, 5));
         let residual = side.acts(rows, n, &self.residual[from * n..(from + rows) * n]);
         let batch = side.one(self.profile, rows, from as u32);
-        let norm = self.gain.as_ref().map(|gain| Norm { gain: side.floats(1, k, gain), eps: EPS });
+        let gain = self.gain.as_ref().filter(|_| normed.is_none());
+        let norm = gain.map(|gain| Norm { gain: side.floats(1, k, gain), eps: EPS });
         let parts = vec![(weight.clone(), y.clone()), (second, z.clone())];
-        let project = Project { batch: batch.clone(), input: x.clone(), norm, parts };
+        let project = Project { batch: batch.clone(), input, norm, parts };
         let add = ProjectAdd { batch, input: x, weight, residual: residual.clone() };
         let work = |r: &mut ninfer_core::Recorder<'_, B>| {
             r.project(project)?;
@@ -132,16 +146,26 @@ impl Case {
         results
     }
 
-    /// The first `rows` rows against the CPU.
-    fn check(&self, gpu: &Cuda, rows: usize, replay: bool) {
-        let rounded = is_rounded(self.stored.packed().format()) && self.precision == ActivationPrecision::Native;
-        self.check_within(gpu, rows, replay, if rounded { ROUNDED } else { PRODUCT });
+    /// The first `rows` rows against the CPU, to which all that kernels round before they multiply is given rounded.
+    pub fn check(&self, gpu: &Cuda, rows: usize, replay: bool) {
+        if self.precision != ActivationPrecision::Native {
+            return self.check_within(gpu, rows, replay, PRODUCT);
+        }
+        let normed = self.gain.as_ref().map(|gain| rounded::normed(&self.x[..rows * self.k], self.k, gain));
+        let weights = rounded::weights(&self.stored);
+        let expected = self.run_with(&mut Side::cpu(), &weights, normed.as_deref(), 0, rows, false);
+        self.compare(gpu, rows, replay, &expected, PRODUCT);
     }
 
+    /// The first `rows` rows against the CPU, which rounds nothing.
     pub fn check_within(&self, gpu: &Cuda, rows: usize, replay: bool, tolerance: Tolerance) {
         let expected = self.run(&mut Side::cpu(), 0, rows, false);
+        self.compare(gpu, rows, replay, &expected, tolerance);
+    }
+
+    fn compare(&self, gpu: &Cuda, rows: usize, replay: bool, expected: &[Vec<f32>; 3], tolerance: Tolerance) {
         let got = self.run(&mut Side::new(gpu.clone()), 0, rows, replay);
-        for (got, expected) in got.iter().zip(&expected) {
+        for (got, expected) in got.iter().zip(expected) {
             near(&self.what(rows), got, expected, tolerance);
         }
     }
@@ -200,7 +224,7 @@ fn every_number_of_rows_is_right() {
     for format in FORMATS {
         let case = Case::new(format, 144, 320, 1000, true);
         for rows in [1, 17, 31, 32, 33, 63, 64, 65, 96, 97, 127, 128, 129, 1000] {
-            case.check(&gpu, rows, false);
+            case.check_within(&gpu, rows, false, PRODUCT);
         }
     }
 }
@@ -253,10 +277,11 @@ fn e2m1_activations_are_those_of_the_cpu() {
     }
 }
 
-pub fn swiglu<B: LinearOps>(
+/// SwiGLU of the pair, with inputs that are normed first, or already.
+fn swiglu<B: LinearOps>(
     side: &mut Side<B>,
     parts: [&Stored; 2],
-    precision: ActivationPrecision,
+    (precision, normed): (ActivationPrecision, bool),
     rows: usize,
     x: &[f32],
 ) -> Vec<f32> {
@@ -264,14 +289,40 @@ pub fn swiglu<B: LinearOps>(
     let (width, k) = (packed[0].rows(), packed[0].cols());
     let gate_up = side.backend.prepare(&packed).unwrap();
     let input = side.acts(rows, k, x);
-    let gain = side.floats(1, k, &vec![0.25; k]);
+    let norm = (!normed).then(|| Norm { gain: side.floats(1, k, &vec![GAIN; k]), eps: EPS });
     let output = side.result(rows, width);
     let batch = side.one(Profile::Prefill, rows, 0);
-    let norm = Some(Norm { gain, eps: EPS });
     side.run(|r| r.swiglu(Swiglu { batch, input, norm, gate_up, output: output.clone() }));
     let values = side.values(&output);
     side.check_guards();
     values
+}
+
+const GAIN: f32 = 0.25;
+
+/// A pair of random matrices against the CPU, to which all that kernels round before they multiply is given rounded.
+pub fn check_pair(
+    gpu: &Cuda,
+    (format, divide): (WeightFormat, bool),
+    precision: ActivationPrecision,
+    (width, k, rows): (usize, usize, usize),
+) {
+    let mut rng = Rng::new((width * k + rows) as u64);
+    let mut part = || Stored::random(format, divide, width, k, 1.0 / (k as f32).sqrt(), &mut rng);
+    let native = precision == ActivationPrecision::Native;
+    let pair = [part(), part()].map(|m| if native { m } else { m.with_short_scales() });
+    let mut x = exact(rng.values(rows * k, 1.0));
+    let parts = [&pair[0], &pair[1]];
+    let expected = if native {
+        let weights = parts.map(rounded::weights);
+        let x = rounded::normed(&x, k, &vec![GAIN; k]);
+        swiglu(&mut Side::cpu(), [&weights[0], &weights[1]], (precision, true), rows, &x)
+    } else {
+        rounded::settle(&mut x, k, &vec![GAIN; k], precision);
+        swiglu(&mut Side::cpu(), parts, (precision, false), rows, &x)
+    };
+    let got = swiglu(&mut Side::new(gpu.clone()), parts, (precision, false), rows, &x);
+    near(&format!("swiglu {format} {precision} [{width}, {k}], {rows} rows"), &got, &expected, SWIGLU);
 }
 
 #[test]
@@ -281,23 +332,7 @@ fn pairs_with_aligned_and_odd_halves() {
     for gpu in [bf16(), e4m3(), fp4()].into_iter().flatten() {
         for (format, precision) in native.into_iter().chain(quantised.clone()) {
             for (width, k, rows) in [(16, 64, 1), (5, 48, 3), (80, 128, 65), (160, 256, 129), (24, 80, 17)] {
-                let mut rng = Rng::new((width * k + rows) as u64);
-                let mut part = || Stored::random(format.0, format.1, width, k, 1.0 / (k as f32).sqrt(), &mut rng);
-                let (gate, up) = (part(), part());
-                let x = exact(rng.values(rows * k, 1.0));
-                let expected = swiglu(&mut Side::cpu(), [&gate, &up], precision, rows, &x);
-                let got = swiglu(&mut Side::new(gpu.clone()), [&gate, &up], precision, rows, &x);
-                let tolerance = if is_rounded(format.0) && precision == ActivationPrecision::Native {
-                    ROUNDED_PAIR
-                } else {
-                    SWIGLU
-                };
-                near(
-                    &format!("swiglu {} {precision} [{width}, {k}], {rows} rows", format.0),
-                    &got,
-                    &expected,
-                    tolerance,
-                );
+                check_pair(&gpu, format, precision, (width, k, rows));
             }
         }
     }
@@ -322,8 +357,9 @@ fn stacks_of_several_formats() {
         side.check_guards();
         side.values(&output)
     }
-    let expected = run(&mut Side::cpu(), &parts, rows, &x);
-    near("stack", &run(&mut Side::new(gpu), &parts, rows, &x), &expected, ROUNDED);
+    let weights: Vec<_> = parts.iter().map(rounded::weights).collect();
+    let expected = run(&mut Side::cpu(), &weights, rows, &x);
+    near("stack", &run(&mut Side::new(gpu), &parts, rows, &x), &expected, PRODUCT);
 }
 
 /// Sizes of an expert block.
@@ -356,7 +392,10 @@ impl Block {
         let Sizes { experts, k, h, width, shared } = sizes;
         let mut rng = Rng::new((h + width + rows) as u64);
         let shapes = [(experts * 2 * width, h), (experts * h, width), (2 * shared, h), (h, shared)];
-        let weights = shapes.map(|(n, k)| Stored::random(format, divide, n, k, 1.0 / (k as f32).sqrt(), &mut rng));
+        let weights = shapes.map(|(n, k)| {
+            let m = Stored::random(format, divide, n, k, 1.0 / (k as f32).sqrt(), &mut rng);
+            if precision == ActivationPrecision::Native { m } else { m.with_short_scales() }
+        });
         let hidden = exact(rng.values(rows * h, 1.0));
         let residual = exact(rng.values(rows * h, 1.0));
         // Different experts for each row; the first ones get most rows.
@@ -415,7 +454,9 @@ fn experts_are_the_cpu_operation_and_independent_of_the_call() {
                     let what = format!("{} {precision} {sizes:?}, {rows} rows", format.0);
                     let mut side = Side::new(gpu.clone());
                     let got = block.run(&mut side, 0, rows, rows % 2 == 0);
-                    near(&what, &got, &block.run(&mut Side::cpu(), 0, rows, false), EXPERTS);
+                    let native = precision == ActivationPrecision::Native;
+                    let tolerance = if native { EXPERTS } else { EXPERT_CODES };
+                    near(&what, &got, &block.run(&mut Side::cpu(), 0, rows, false), tolerance);
                     for row in [0, rows / 2, rows - 1] {
                         let alone = block.run(&mut side, row, 1, false);
                         same(&format!("{what}: row {row}"), &alone, &got[row * sizes.h..(row + 1) * sizes.h]);
