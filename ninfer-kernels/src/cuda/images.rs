@@ -439,4 +439,11 @@ pub(super) const IMAGES: &[Image] = &[
         bytes: include_bytes!("../../ptx/tile_96.sm_90a.ptx.z"),
         entries: &["tile_96"],
     },
+    Image {
+        family: "tile_e4m3",
+        target: Target::Sm90a,
+        isa: PtxIsa::new(8, 0),
+        bytes: include_bytes!("../../ptx/tile_e4m3.sm_90a.ptx.z"),
+        entries: &["e4m3_groups", "e4m3_tile_128", "e4m3_tile_64"],
+    },
 ];

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     use crate::cuda::{
-        attention, bandwidth, choose, gdn, gdn_chunk, linear, mma_tile, moe, norm, pack, sample, step, tile,
+        attention, bandwidth, choose, gdn, gdn_chunk, linear, mma_tile, moe, norm, pack, sample, step, tile, tile_e4m3,
     };
 
     #[test]
@@ -225,6 +225,7 @@ mod tests {
             sample::PARAMETERS,
             step::PARAMETERS,
             tile::PARAMETERS,
+            tile_e4m3::PARAMETERS,
         ];
         for image in images() {
             let facts = facts(&image.text().unwrap());

@@ -15,6 +15,7 @@ use super::norm::{Staged, stage, staged_bytes};
 use super::queue::CudaQueue;
 use super::step::{self, StepCall, StepInput, StepTarget};
 use super::tile;
+use super::tile_e4m3;
 use super::weight::{CudaWeight, Piece, ROW_BLOCK, RecordFormat, WeightArg, chunk_records};
 
 /// Matrices of one launch.
@@ -158,6 +159,7 @@ pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<
         }
         rest.extend(pieces.iter().map(|piece| Part { target, piece }));
     }
+    rest = tile_e4m3::multiply(backend, queue, product, rest)?;
     rest = tile::multiply(backend, queue, product, rest)?;
     rest = mma_tile::multiply(backend, queue, product, rest)?;
     if product.groups.is_none() && !rest.is_empty() {

@@ -29,6 +29,7 @@ mod reserve;
 mod sample;
 mod step;
 mod tile;
+mod tile_e4m3;
 mod timing;
 mod weight;
 

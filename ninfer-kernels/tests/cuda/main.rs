@@ -29,4 +29,5 @@ mod rope;
 mod rounded;
 mod sample;
 mod tile;
+mod tile_e4m3;
 mod timing;
