@@ -2,11 +2,12 @@
 //!
 //! An operation is as large as the fused kernel that a good engine wants, so that faster routes never change these
 //! traits. Each is one method of a family with one parameter struct of named fields; [`Recorder`](crate::Recorder) checks
-//! it in one place for all backends: shapes, element types, and that no written view overlaps another. The CPU backend's plain f32 loops are the definition of every operation.
+//! it in one place for all backends: shapes, element types, and that no written view overlaps another. The CPU backend's
+//! plain f32 loops are the definition of every operation.
 //!
 //! Notation: `T` rows of the call, `H` hidden size, `V` vocabulary rows, `Hq`/`Hkv`/`D` attention heads and head size,
 //! `Hk`/`Hv`/`dk`/`dv` Gated-DeltaNet heads and sizes, `C = 2·Hk·dk + Hv·dv`, `E` experts, `k` experts per token. "act" is
-//! [`Backend::activation_dtype`]. Rows that belong to no segment are padding: their outputs are unspecified.
+//! [`Backend::activation_dtype`](crate::Backend::activation_dtype). Rows that belong to no segment are padding: their outputs are unspecified.
 //!
 //! Every product `x · Wᵀ` first does to each row of `x` what the weight's
 //! [`ActivationPrecision`](crate::format::ActivationPrecision) says: usually nothing.

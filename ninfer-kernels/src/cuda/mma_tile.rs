@@ -156,7 +156,9 @@ fn route(
     Some(match (precision, format) {
         (ActivationPrecision::E4m3Token, RecordFormat::Fp8) if native && fits(Target::Sm89) => Route::E4m3,
         (ActivationPrecision::E2m1Group16, RecordFormat::Nvfp4) if fits(Target::Sm120f) => Route::E2m1,
-        (ActivationPrecision::E2m1Group16, RecordFormat::Nvfp4) if backend.0.emulates_fp4 && fits(Target::Sm80) => {
+        (ActivationPrecision::E2m1Group16, RecordFormat::Nvfp4)
+            if backend.0.choice.emulates_fp4 && fits(Target::Sm80) =>
+        {
             Route::E2m1
         }
         _ => Route::Bf16(format),

@@ -71,8 +71,16 @@ struct Inner {
     device: DeviceInfo,
     context: Arc<Context>,
     timer: Timer,
+    choice: Choice,
+}
+
+/// Which kernels are chosen besides what the device can do.
+#[derive(Clone, Copy, Debug, Default)]
+struct Choice {
     /// E2M1 products take kernels that emulate the instruction.
     emulates_fp4: bool,
+    /// Routes are taken that no device has run yet.
+    tries_all: bool,
 }
 
 impl Cuda {
@@ -98,7 +106,7 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::new`]; [`Error::Unsupported`] where none of the targets runs on the device.
     pub fn with_targets(ordinal: u32, targets: &[Target]) -> Result<Self> {
-        Self::open(ordinal, targets, false)
+        Self::open(ordinal, targets, Choice::default())
     }
 
     /// Opens a device as one with the kernels of [`Target::Sm80`] that multiplies E2M1 codes, by a function with the operands
@@ -107,10 +115,19 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::new`].
     pub fn emulating_fp4(ordinal: u32) -> Result<Self> {
-        Self::open(ordinal, &[Target::Sm80], true)
+        Self::open(ordinal, &[Target::Sm80], Choice { emulates_fp4: true, ..Choice::default() })
     }
 
-    fn open(ordinal: u32, targets: &[Target], emulates_fp4: bool) -> Result<Self> {
+    /// Opens a device with the routes, too, that no device has run yet, to test them: those of E4M3 codes by the matrix
+    /// instructions of warpgroups, for prompts of `-a8` recipes on sm_90a. Otherwise such products take the tiles of bf16.
+    ///
+    /// # Errors
+    /// As [`Cuda::new`].
+    pub fn trying_all(ordinal: u32) -> Result<Self> {
+        Self::open(ordinal, &SHIPPED, Choice { tries_all: true, ..Choice::default() })
+    }
+
+    fn open(ordinal: u32, targets: &[Target], choice: Choice) -> Result<Self> {
         let devices = ninfer_core::driver::devices()?;
         let Some(device) = devices.get(ordinal as usize).cloned() else {
             return Err(Error::OutOfRange {
@@ -137,7 +154,7 @@ impl Cuda {
             device,
             context,
             timer: Timer::default(),
-            emulates_fp4,
+            choice,
         })))
     }
 

@@ -156,7 +156,9 @@ fn is_taken(backend: &Cuda, product: &Product<'_>, parts: &[Part<'_>]) -> bool {
             // The codes of a group are gathered in shared memory.
             && GROUP * code_bytes(p.target.weight.cols()) <= SHARED
     };
-    product.profile == Profile::Prefill
+    // No device has run these kernels yet.
+    backend.0.choice.tries_all
+        && product.profile == Profile::Prefill
         && product.groups.is_none()
         && product.columns > 0
         && parts.iter().all(fits)

@@ -1,5 +1,7 @@
 //! Products of prompts of E4M3 codes by the matrix instructions of warpgroups, on the devices that have them.
 
+use std::sync::OnceLock;
+
 use ninfer_core::capability::Feature;
 use ninfer_core::format::{ActivationPrecision, FP8_BLOCK, Fp8Scales};
 use ninfer_core::ops::{LinearOps, Project, ProjectAdd};
@@ -17,9 +19,11 @@ const FORMATS: [WeightFormat; 3] = [WeightFormat::Fp8Tensor, WeightFormat::Fp8Ro
 /// Rows on both sides of the widths of tiles and of the groups of codes.
 const ROWS: [usize; 13] = [1, 7, 8, 9, 17, 63, 64, 65, 127, 128, 129, 257, 1000];
 
-/// A device with these instructions.
+/// A device with these instructions, which takes these kernels.
 fn hopper() -> Option<Cuda> {
-    gpu().filter(|gpu| gpu.device().features().has(Feature::Wgmma))
+    static GPU: OnceLock<Cuda> = OnceLock::new();
+    gpu().filter(|gpu| gpu.device().features().has(Feature::Wgmma))?;
+    Some(GPU.get_or_init(|| Cuda::trying_all(0).unwrap()).clone())
 }
 
 /// A matrix and inputs of small integers, so that every sum is exact, whatever its order: weights of −2 to 2 times a power
