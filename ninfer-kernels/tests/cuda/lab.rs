@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use bytemuck::Pod;
 use half::bf16;
+use ninfer_core::capability::Target;
 use ninfer_core::segment::{Batch, Profile, Segment};
 use ninfer_core::{Backend, DType, DeviceBuffer, Recorder, Result, View};
 use ninfer_kernels::cpu::Cpu;
@@ -33,6 +34,12 @@ pub fn gpu() -> Option<Cuda> {
             None
         }
     }
+}
+
+/// The same device with the modules that every device loads; there must be one.
+pub fn oldest() -> Cuda {
+    static GPU: OnceLock<Cuda> = OnceLock::new();
+    GPU.get_or_init(|| Cuda::with_targets(0, &[Target::Sm80]).unwrap()).clone()
 }
 
 /// Values as the activations of every backend hold them exactly.

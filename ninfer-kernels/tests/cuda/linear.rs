@@ -5,7 +5,7 @@ use ninfer_core::format::ActivationPrecision;
 use ninfer_core::ops::{LinearOps, Norm, Project, ProjectAdd, Swiglu};
 use ninfer_core::segment::{Profile, Segment};
 
-use super::lab::{PRODUCT, SWIGLU, Side, exact, gpu, near, same};
+use super::lab::{PRODUCT, SWIGLU, Side, exact, gpu, near, oldest, same};
 use super::rng::Rng;
 use super::stored::{FORMATS, Stored};
 
@@ -114,6 +114,23 @@ fn every_number_of_rows_is_right_and_independent_of_the_others() {
                     let what = format!("{} of {rows} rows, row {row}", all.what());
                     same(&what, &got[i][row * width..(row + 1) * width], &alone[row][i]);
                 }
+            }
+        }
+    }
+}
+
+/// The modules for the oldest devices add in the same order as those for the newest.
+#[test]
+fn modules_of_all_targets_agree_to_the_bit() {
+    let Some(gpu) = gpu() else { return };
+    let oldest = oldest();
+    for format in FORMATS {
+        for (n, k, rows) in [(40, 320, 1), (40, 320, 3), (129, 576, 8), (64, 1088, 1), (33, 128, 17)] {
+            let case = Case::new(format, n, k, rows, rows % 2 == 1);
+            let expected = case.run(&mut Side::new(gpu.clone()), 0, rows, false);
+            let got = case.run(&mut Side::new(oldest.clone()), 0, rows, rows % 2 == 0);
+            for i in 0..3 {
+                same(&case.what(), &got[i], &expected[i]);
             }
         }
     }

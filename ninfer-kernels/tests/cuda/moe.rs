@@ -4,7 +4,7 @@ use ninfer_core::ops::{Experts, MoeOps, Norm, Route};
 use ninfer_core::segment::Profile;
 use ninfer_core::{DType, WeightFormat};
 
-use super::lab::{EXPERTS, Side, exact, gpu, near, same};
+use super::lab::{EXPERTS, Side, exact, gpu, near, oldest, same};
 use super::rng::Rng;
 use super::stored::{FORMATS, Stored};
 
@@ -19,6 +19,11 @@ struct Sizes {
 
 const TINY: Sizes = Sizes { experts: 5, k: 2, h: 48, width: 24, shared: 40 };
 const MEDIUM: Sizes = Sizes { experts: 32, k: 8, h: 256, width: 64, shared: 96 };
+/// All widths are whole records, as steps of few tokens want them; the second has more of them than a block has warps.
+const WHOLE: [Sizes; 2] = [
+    Sizes { experts: 24, k: 8, h: 192, width: 128, shared: 64 },
+    Sizes { experts: 12, k: 4, h: 128, width: 640, shared: 576 },
+];
 const WIDE: Sizes = Sizes { experts: 256, k: 8, h: 128, width: 32, shared: 32 };
 
 struct Block {
@@ -120,7 +125,10 @@ fn agreeing(a: &[i32], b: &[i32], k: usize) -> Vec<usize> {
 fn blocks_in_every_format_are_the_cpu_operation() {
     let Some(gpu) = gpu() else { return };
     for format in FORMATS {
-        for (sizes, rows) in [(TINY, 1), (TINY, 9), (MEDIUM, 1), (MEDIUM, 7), (MEDIUM, 65), (WIDE, 4)] {
+        let [first, second] = WHOLE;
+        let whole = [(first, 1), (first, 4), (first, 8), (second, 1), (second, 8), (second, 9)];
+        let others = [(TINY, 1), (TINY, 9), (MEDIUM, 1), (MEDIUM, 7), (MEDIUM, 65), (WIDE, 4)];
+        for (sizes, rows) in others.into_iter().chain(whole) {
             if format.0 == WeightFormat::Nvfp4 && sizes.width % 16 != 0 {
                 continue;
             }
@@ -155,7 +163,9 @@ fn blocks_in_every_format_are_the_cpu_operation() {
 #[test]
 fn a_token_never_sees_its_neighbours() {
     let Some(gpu) = gpu() else { return };
-    for (sizes, format) in [(TINY, FORMATS[0]), (MEDIUM, FORMATS[FORMATS.len() - 1]), (WIDE, FORMATS[2])] {
+    let others = [(TINY, FORMATS[0]), (MEDIUM, FORMATS[FORMATS.len() - 1]), (WIDE, FORMATS[2])];
+    let whole = FORMATS.into_iter().flat_map(|format| WHOLE.map(|sizes| (sizes, format)));
+    for (sizes, format) in others.into_iter().chain(whole) {
         let mut rng = Rng::new(77);
         let block = Block::new(sizes, format, &mut rng);
         let x = exact(rng.values(128 * sizes.h, 1.0));
@@ -171,6 +181,25 @@ fn a_token_never_sees_its_neighbours() {
                 same(&what, &weights[row * (sizes.k + 1)..(row + 1) * (sizes.k + 1)], &one.2);
                 same(&what, &out[row * sizes.h..(row + 1) * sizes.h], &one.0);
             }
+        }
+    }
+}
+
+/// The modules for the oldest devices add in the same order as those for the newest.
+#[test]
+fn modules_of_all_targets_agree_to_the_bit() {
+    let Some(gpu) = gpu() else { return };
+    let oldest = oldest();
+    for format in FORMATS {
+        for (sizes, rows) in [(MEDIUM, 5), (MEDIUM, 33), (WIDE, 4), (WHOLE[0], 1), (WHOLE[0], 7), (WHOLE[1], 8)] {
+            let block = Block::new(sizes, format, &mut Rng::new(3));
+            let x = exact(Rng::new(4).values(rows * sizes.h, 1.0));
+            let (out, experts, weights) = block.run(&mut Side::new(gpu.clone()), &x, rows, None, false);
+            let other = block.run(&mut Side::new(oldest.clone()), &x, rows, None, rows % 2 == 0);
+            let what = format!("{} {sizes:?}, {rows} rows", format.0);
+            same(&what, &other.1, &experts);
+            same(&what, &other.2, &weights);
+            same(&what, &other.0, &out);
         }
     }
 }
