@@ -54,7 +54,8 @@ fn same_device(a: &DeviceInfo, b: &DeviceInfo) -> bool {
 
 impl Cuda {
     /// Measures how fast the device's memory is read and copied: medians over transfers of buffers of many times the
-    /// L2 cache, for at most 100 ms in all. A copy is that of a kernel or the driver's own, whichever is faster. Later calls in this process give the same figures at once.
+    /// L2 cache, for at most 100 ms in all. A copy is that of a kernel or the driver's own, whichever is faster. Later calls
+    /// in this process give the same figures at once.
     ///
     /// Opening a device does not measure. [`DeviceInfo::with_bandwidth`] puts a figure in place of the nominal one.
     ///

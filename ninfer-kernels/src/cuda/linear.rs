@@ -35,7 +35,7 @@ pub(super) enum Epilogue {
     Float = 2,
 }
 
-/// `Part` of `common/linear.cuh`.
+/// `Part` of `common/linear.cuh`, and what `common/tile.cuh` and `common/mma_tile.cuh` take in the same form.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct PartArg {
@@ -47,6 +47,20 @@ pub(super) struct PartArg {
     expert_rows: i32,
     run: i32,
     gap: i32,
+}
+
+impl PartArg {
+    /// No matrix.
+    pub(super) const NONE: Self = Self {
+        weight: WeightArg::NONE,
+        out: Matrix::NONE,
+        first_block: 0,
+        rows: 0,
+        second_row: 0,
+        expert_rows: 0,
+        run: i32::MAX,
+        gap: 0,
+    };
 }
 
 /// `Linear` of `common/linear.cuh`.
@@ -144,9 +158,77 @@ pub(super) fn tile_columns(columns: usize, pair: bool) -> usize {
 }
 
 /// Rows of one format of a matrix, and where their results go.
+#[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
     pub(super) target: &'a Target<'a>,
     pub(super) piece: &'a Piece,
+}
+
+impl<'a> Part<'a> {
+    /// The parts of a target, one for each format of its weight.
+    pub(super) fn of(target: &'a Target<'a>) -> impl Iterator<Item = Self> {
+        target.weight.pieces().iter().map(move |piece| Self { target, piece })
+    }
+
+    /// Whether it is all of the matrix.
+    pub(super) fn is_whole(&self) -> bool {
+        self.target.weight.pieces().len() == 1
+    }
+
+    /// Columns of the result (of one expert).
+    pub(super) fn rows(&self) -> usize {
+        if self.is_whole() { self.target.rows } else { self.piece.layout.rows }
+    }
+
+    /// Rows of the matrix for a column of the result.
+    pub(super) fn halves(&self) -> usize {
+        if self.target.pair { 2 } else { 1 }
+    }
+
+    /// First row of the second half, or 0.
+    pub(super) fn second_row(&self) -> usize {
+        if self.target.pair { self.rows() } else { 0 }
+    }
+
+    /// Rows of the matrix of one expert.
+    pub(super) fn expert_rows(&self) -> usize {
+        self.rows() * self.halves()
+    }
+
+    /// Its weight as kernels see it.
+    pub(super) fn weight(&self) -> WeightArg {
+        self.target.weight.argument_of(self.piece)
+    }
+
+    /// Where its first result goes.
+    pub(super) fn out(&self, epilogue: Epilogue) -> Matrix {
+        let size = if epilogue == Epilogue::Float { 4 } else { 2 };
+        Matrix::at(self.target.out.address() + (self.piece.first * size) as u64, self.target.out.stride())
+    }
+
+    /// So many columns of the result are adjacent, then so many belong to another part.
+    pub(super) fn run_and_gap(&self) -> (i32, i32) {
+        if self.is_whole() {
+            (i32::MAX, 0)
+        } else {
+            (self.piece.run as i32, (self.piece.stride - self.piece.run) as i32)
+        }
+    }
+
+    /// It as kernels see it, behind `first` row blocks or tiles of other parts.
+    pub(super) fn argument(&self, first: usize, epilogue: Epilogue) -> PartArg {
+        let (run, gap) = self.run_and_gap();
+        PartArg {
+            weight: self.weight(),
+            out: self.out(epilogue),
+            first_block: first as i32,
+            rows: self.rows() as i32,
+            second_row: self.second_row() as i32,
+            expert_rows: self.expert_rows() as i32,
+            run,
+            gap,
+        }
+    }
 }
 
 /// Launches a product: one kernel for all rows of a format.
@@ -157,7 +239,7 @@ pub(super) fn multiply(backend: &Cuda, queue: &mut CudaQueue, product: &Product<
         if pieces.len() != 1 && (target.pair || product.groups.is_some()) {
             target.weight.argument(if target.pair { "swiglu" } else { "experts" })?;
         }
-        rest.extend(pieces.iter().map(|piece| Part { target, piece }));
+        rest.extend(Part::of(target));
     }
     rest = tile_e4m3::multiply(backend, queue, product, rest)?;
     rest = tile::multiply(backend, queue, product, rest)?;
@@ -199,38 +281,14 @@ fn launch(
     format: RecordFormat,
     list: &[Part<'_>],
 ) -> Result<()> {
-    let empty = PartArg {
-        weight: WeightArg::NONE,
-        out: Matrix::NONE,
-        first_block: 0,
-        rows: 0,
-        second_row: 0,
-        expert_rows: 0,
-        run: i32::MAX,
-        gap: 0,
-    };
-    let mut part = [empty; PARTS];
+    let mut part = [PartArg::NONE; PARTS];
     let two = list.iter().any(|p| p.target.pair);
-    let size = if product.epilogue == Epilogue::Float { 4 } else { 2 };
     let (mut blocks, mut any) = (0, false);
-    for (part, Part { target, piece }) in part.iter_mut().zip(list) {
-        let whole = target.weight.pieces().len() == 1;
-        let rows = if whole { target.rows } else { piece.layout.rows };
-        let second_row = if target.pair { rows } else { 0 };
-        let expert_rows = rows * if target.pair { 2 } else { 1 };
-        any |= !second_row.is_multiple_of(ROW_BLOCK)
-            || (product.groups.is_some() && !expert_rows.is_multiple_of(ROW_BLOCK));
-        *part = PartArg {
-            weight: target.weight.argument_of(piece),
-            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
-            first_block: blocks as i32,
-            rows: rows as i32,
-            second_row: second_row as i32,
-            expert_rows: expert_rows as i32,
-            run: if whole { i32::MAX } else { piece.run as i32 },
-            gap: if whole { 0 } else { (piece.stride - piece.run) as i32 },
-        };
-        blocks += rows.div_ceil(ROW_BLOCK);
+    for (arg, p) in part.iter_mut().zip(list) {
+        any |= !p.second_row().is_multiple_of(ROW_BLOCK)
+            || (product.groups.is_some() && !p.expert_rows().is_multiple_of(ROW_BLOCK));
+        *arg = p.argument(blocks, product.epilogue);
+        blocks += p.rows().div_ceil(ROW_BLOCK);
     }
     let (width, tiles) = match &product.groups {
         Some(groups) => (groups.width, groups.capacity),

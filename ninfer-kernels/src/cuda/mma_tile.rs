@@ -9,9 +9,9 @@ use ninfer_core::segment::Profile;
 use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::Launch;
-use super::linear::{Epilogue, Part, Product};
+use super::linear::{Part, PartArg, Product};
 use super::queue::CudaQueue;
-use super::weight::{CudaWeight, ROW_BLOCK, RecordFormat, WeightArg};
+use super::weight::{CudaWeight, ROW_BLOCK, RecordFormat};
 
 /// Matrices of one launch.
 const PARTS: usize = 6;
@@ -36,20 +36,6 @@ const STAGES: std::ops::RangeInclusive<usize> = 2..=4;
 const CODES: usize = 128;
 /// Most columns of a row of codes: they are gathered in shared memory.
 const MOST_CODES: usize = 32 << 10;
-
-/// `TilePart` of `common/mma_tile.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PartArg {
-    weight: WeightArg,
-    out: Matrix,
-    first_tile: i32,
-    rows: i32,
-    second_row: i32,
-    expert_rows: i32,
-    run: i32,
-    gap: i32,
-}
 
 /// `TileProduct` of `common/mma_tile.cuh`.
 #[repr(C)]
@@ -251,34 +237,11 @@ fn launch(
     route: Route,
     list: &[(Route, Part<'_>)],
 ) -> Result<()> {
-    let empty = PartArg {
-        weight: WeightArg::NONE,
-        out: Matrix::NONE,
-        first_tile: 0,
-        rows: 0,
-        second_row: 0,
-        expert_rows: 0,
-        run: i32::MAX,
-        gap: 0,
-    };
-    let mut part = [empty; PARTS];
-    let size = if product.epilogue == Epilogue::Float { 4 } else { 2 };
+    let mut part = [PartArg::NONE; PARTS];
     let mut row_tiles = 0;
-    for (part, (_, Part { target, piece })) in part.iter_mut().zip(list) {
-        let whole = target.weight.pieces().len() == 1;
-        let rows = if whole { target.rows } else { piece.layout.rows };
-        let halves = if target.pair { 2 } else { 1 };
-        *part = PartArg {
-            weight: target.weight.argument_of(piece),
-            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
-            first_tile: row_tiles as i32,
-            rows: rows as i32,
-            second_row: if target.pair { rows as i32 } else { 0 },
-            expert_rows: (rows * halves) as i32,
-            run: if whole { i32::MAX } else { piece.run as i32 },
-            gap: if whole { 0 } else { (piece.stride - piece.run) as i32 },
-        };
-        row_tiles += rows.div_ceil(ROW_BLOCKS * ROW_BLOCK / halves);
+    for (arg, (_, p)) in part.iter_mut().zip(list) {
+        *arg = p.argument(row_tiles, product.epilogue);
+        row_tiles += p.rows().div_ceil(ROW_BLOCKS * ROW_BLOCK / p.halves());
     }
     let (width, column_tiles) = match &product.groups {
         Some(groups) => (groups.width, groups.capacity),

@@ -4,12 +4,12 @@
 
 use ninfer_core::backend::DeviceWeight;
 use ninfer_core::ops::Norm;
-use ninfer_core::{Backend, Result};
+use ninfer_core::{Backend, Error, Result};
 
 use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::Launch;
-use super::linear::{Epilogue, Target};
+use super::linear::{Epilogue, Part, Target};
 use super::queue::CudaQueue;
 use super::weight::{CudaWeight, Piece, RECORD_COLUMNS, ROW_BLOCK, RecordFormat, WeightArg};
 
@@ -145,45 +145,34 @@ pub(super) struct StepCall {
     pub(super) router: Option<RouterArg>,
 }
 
-struct Part<'a> {
-    target: StepTarget<'a>,
-    piece: &'a Piece,
+/// Rows of one format of a matrix of a step.
+struct StepPart<'a> {
+    part: Part<'a>,
+    experts: usize,
 }
 
-impl Part<'_> {
-    fn whole(&self) -> bool {
-        self.target.target.weight.pieces().len() == 1
-    }
-
-    /// Columns of the result.
-    fn rows(&self) -> usize {
-        if self.whole() { self.target.target.rows } else { self.piece.layout.rows }
-    }
-
-    fn second_row(&self) -> usize {
-        if self.target.target.pair { self.rows() } else { 0 }
-    }
-
-    fn expert_rows(&self) -> usize {
-        self.rows() * if self.target.target.pair { 2 } else { 1 }
+impl<'a> StepPart<'a> {
+    fn of(of: &StepTarget<'a>) -> impl Iterator<Item = Self> {
+        let experts = of.experts;
+        Part::of(of.target).map(move |part| Self { part, experts })
     }
 
     /// Row blocks that are computed at most.
     fn items(&self, pairs: usize) -> usize {
-        let distinct = if self.target.experts > 0 { pairs.min(self.target.experts) } else { 1 };
-        self.rows().div_ceil(ROW_BLOCK) * distinct
+        let distinct = if self.experts > 0 { pairs.min(self.experts) } else { 1 };
+        self.part.rows().div_ceil(ROW_BLOCK) * distinct
     }
 
     /// Bytes of the weights of one item.
     fn item_bytes(&self) -> usize {
-        let blocks = if self.target.target.pair { 2 } else { 1 };
-        blocks * self.piece.layout.blocks() * self.piece.layout.format.record_bytes()
+        let layout = &self.part.piece.layout;
+        self.part.halves() * layout.blocks() * layout.format.record_bytes()
     }
 
     /// Whether row blocks begin at multiples of 16 rows.
     fn aligned(&self) -> bool {
-        self.second_row().is_multiple_of(ROW_BLOCK)
-            && (self.target.experts == 0 || self.expert_rows().is_multiple_of(ROW_BLOCK))
+        self.part.second_row().is_multiple_of(ROW_BLOCK)
+            && (self.experts == 0 || self.part.expert_rows().is_multiple_of(ROW_BLOCK))
     }
 }
 
@@ -203,8 +192,9 @@ fn stage_bytes(format: RecordFormat, blocks: usize) -> usize {
 }
 
 /// The room of a launch: as many blocks at a time as registers allow and `items` occupy, if each then has two stages of its
-/// largest format. Fewer blocks have more stages, so that all their weights are on their way before the kernel waits. Together they take about two thirds of a multiprocessor's shared memory where that is enough for three stages: the next
-/// kernel's blocks, which begin while these still run, need some too.
+/// largest format. Fewer blocks have more stages, so that all their weights are on their way before the kernel waits. Together
+/// they take about two thirds of a multiprocessor's shared memory where that is enough for three stages: the next kernel's
+/// blocks, which begin while these still run, need some too.
 fn room(
     backend: &Cuda,
     formats: impl Iterator<Item = RecordFormat>,
@@ -232,6 +222,15 @@ fn room(
     })
 }
 
+/// What a launch reports that was not asked for with `takes` before.
+fn no_room(backend: &Cuda, op: &str) -> Error {
+    Error::Unsupported {
+        op: op.to_owned(),
+        need: "two stages of weights in the shared memory of a block".to_owned(),
+        have: format!("{} bytes", backend.device().shared_per_block_optin),
+    }
+}
+
 /// Bytes of the normed rows of a block.
 fn normed_bytes(columns: usize, cols: usize) -> usize {
     columns * (cols + ROW_GAP) * 2
@@ -250,14 +249,12 @@ pub(super) fn norms(x: Matrix, columns: usize, cols: usize, normed: Matrix) -> b
 /// Whether this route computes a product of a step.
 pub(super) fn takes(backend: &Cuda, columns: usize, cols: usize, norm: bool, targets: &[StepTarget<'_>]) -> bool {
     let pair = targets.first().is_some_and(|t| t.target.pair);
-    let parts = || {
-        targets.iter().flat_map(|&target| target.target.weight.pieces().iter().map(move |piece| Part { target, piece }))
-    };
-    let formats = parts().map(|p| p.piece.layout.format);
+    let parts = || targets.iter().flat_map(StepPart::of);
+    let formats = parts().map(|p| p.part.piece.layout.format);
     let normed = if norm { normed_bytes(columns, cols) } else { 0 };
     columns <= COLUMNS
         && targets.iter().all(|t| t.target.pair == pair)
-        && parts().all(|p| p.aligned() && (p.whole() || (!pair && p.target.experts == 0)))
+        && parts().all(|p| p.aligned() && (p.part.is_whole() || (!pair && p.experts == 0)))
         && room(backend, formats, pair, normed, usize::MAX).is_some()
 }
 
@@ -269,19 +266,15 @@ pub(super) fn run(
     call: &StepCall,
     targets: &[StepTarget<'_>],
 ) -> Result<()> {
-    let parts: Vec<Part<'_>> = targets
-        .iter()
-        .flat_map(|&target| target.target.weight.pieces().iter().map(move |piece| Part { target, piece }))
-        .collect();
+    let parts: Vec<StepPart<'_>> = targets.iter().flat_map(StepPart::of).collect();
     for some in parts.chunks(PARTS) {
         launch(backend, queue, input, call, some)?;
     }
     Ok(())
 }
 
-/// Blocks of each part: one for each item while the device holds so many at a time, else in proportion to bytes, and not
-/// more than finish together.
-fn block_counts(parts: &[Part<'_>], pairs: usize, resident: usize) -> Vec<usize> {
+/// Blocks of each part: one for each item while the device holds so many at a time, else in proportion to bytes.
+fn block_counts(parts: &[StepPart<'_>], pairs: usize, resident: usize) -> Vec<usize> {
     let items: Vec<usize> = parts.iter().map(|p| p.items(pairs)).collect();
     if items.iter().sum::<usize>() <= resident {
         return items;
@@ -291,13 +284,19 @@ fn block_counts(parts: &[Part<'_>], pairs: usize, resident: usize) -> Vec<usize>
     items.iter().zip(&bytes).map(|(&n, &b)| (resident * b / all).clamp(1, n)).collect()
 }
 
-fn launch(backend: &Cuda, queue: &mut CudaQueue, input: &StepInput, call: &StepCall, list: &[Part<'_>]) -> Result<()> {
-    let pair = list.first().is_some_and(|p| p.target.target.pair);
+fn launch(
+    backend: &Cuda,
+    queue: &mut CudaQueue,
+    input: &StepInput,
+    call: &StepCall,
+    list: &[StepPart<'_>],
+) -> Result<()> {
+    let pair = list.first().is_some_and(|p| p.part.target.pair);
     let normed = if input.norm.is_some() { normed_bytes(input.columns, input.cols) } else { 0 };
     let pairs = input.columns * call.experts.1;
     let items = list.iter().map(|p| p.items(pairs)).sum();
-    let formats = list.iter().map(|p| p.piece.layout.format);
-    let Some(room) = room(backend, formats, pair, normed, items) else { return Ok(()) };
+    let formats = list.iter().map(|p| p.part.piece.layout.format);
+    let room = room(backend, formats, pair, normed, items).ok_or_else(|| no_room(backend, "step"))?;
     let empty = PartArg {
         weight: WeightArg::NONE,
         out: Matrix::NONE,
@@ -313,24 +312,23 @@ fn launch(backend: &Cuda, queue: &mut CudaQueue, input: &StepInput, call: &StepC
         unused: 0,
     };
     let mut part = [empty; PARTS];
-    let size = if call.epilogue == Epilogue::Float { 4 } else { 2 };
     let resident = backend.sms() * room.resident;
     let counts = block_counts(list, pairs, resident);
     let mut blocks = 0;
     for ((arg, p), count) in part.iter_mut().zip(list).zip(counts) {
-        let (target, piece) = (p.target.target, p.piece);
+        let (run, gap) = p.part.run_and_gap();
         *arg = PartArg {
-            weight: target.weight.argument_of(piece),
-            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
+            weight: p.part.weight(),
+            out: p.part.out(call.epilogue),
             first_block: blocks as i32,
             block_count: count as i32,
-            row_blocks: p.rows().div_ceil(ROW_BLOCK) as i32,
-            rows: p.rows() as i32,
-            second_row: p.second_row() as i32,
-            expert_rows: p.expert_rows() as i32,
-            run: if p.whole() { i32::MAX } else { piece.run as i32 },
-            gap: if p.whole() { 0 } else { (piece.stride - piece.run) as i32 },
-            experts: p.target.experts as i32,
+            row_blocks: p.part.rows().div_ceil(ROW_BLOCK) as i32,
+            rows: p.part.rows() as i32,
+            second_row: p.part.second_row() as i32,
+            expert_rows: p.part.expert_rows() as i32,
+            run,
+            gap,
+            experts: p.experts as i32,
             unused: 0,
         };
         blocks += count;
@@ -422,8 +420,11 @@ pub(super) fn takes_down(backend: &Cuda, routed: &CudaWeight, own: &CudaWeight, 
 /// inputs: it reads the chosen experts before that one has ended.
 pub(super) fn down(backend: &Cuda, queue: &mut CudaQueue, d: &Down<'_>) -> Result<()> {
     let (routed, own) = (d.routed.argument("experts")?, d.own.argument("experts")?);
-    let ([first], [second]) = (d.routed.pieces(), d.own.pieces()) else { return Ok(()) };
-    let Some((places, shared)) = down_room(backend, first, second, d.columns * d.k) else { return Ok(()) };
+    let room = match (d.routed.pieces(), d.own.pieces()) {
+        ([routed], [own]) => down_room(backend, routed, own, d.columns * d.k),
+        _ => None,
+    };
+    let (places, shared) = room.ok_or_else(|| no_room(backend, "experts"))?;
     let arguments = DownArg {
         routed,
         own,

@@ -7,9 +7,9 @@ use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::Launch;
 use super::kernels::images;
-use super::linear::{Epilogue, Groups, Part, Product};
+use super::linear::{Groups, Part, PartArg, Product};
 use super::queue::CudaQueue;
-use super::weight::{CudaWeight, ROW_BLOCK, WeightArg, WeightLayout};
+use super::weight::{CudaWeight, ROW_BLOCK, WeightLayout};
 
 /// Matrices of one launch.
 const PARTS: usize = 6;
@@ -30,20 +30,6 @@ const BARRIERS: usize = 256;
 const ALIGNMENT: usize = 1024;
 /// Widths of tiles in tokens, and the time of 64 columns of one, in cycles, as far as one tile is like another.
 const WIDTHS: [(usize, usize); 4] = [(32, 500), (64, 620), (96, 820), (128, 1070)];
-
-/// `TilePart` of `common/tile.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PartArg {
-    weight: WeightArg,
-    out: Matrix,
-    first_tile: i32,
-    rows: i32,
-    second_row: i32,
-    expert_rows: i32,
-    run: i32,
-    gap: i32,
-}
 
 /// `Tiles` of `common/tile.cuh`.
 #[repr(C)]
@@ -159,34 +145,11 @@ pub(super) fn multiply<'a>(
 }
 
 fn launch(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, list: &[Part<'_>]) -> Result<()> {
-    let empty = PartArg {
-        weight: WeightArg::NONE,
-        out: Matrix::NONE,
-        first_tile: 0,
-        rows: 0,
-        second_row: 0,
-        expert_rows: 0,
-        run: i32::MAX,
-        gap: 0,
-    };
-    let mut part = [empty; PARTS];
-    let size = if product.epilogue == Epilogue::Float { 4 } else { 2 };
+    let mut part = [PartArg::NONE; PARTS];
     let mut row_tiles = 0;
-    for (part, Part { target, piece }) in part.iter_mut().zip(list) {
-        let whole = target.weight.pieces().len() == 1;
-        let rows = if whole { target.rows } else { piece.layout.rows };
-        let halves = if target.pair { 2 } else { 1 };
-        *part = PartArg {
-            weight: target.weight.argument_of(piece),
-            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
-            first_tile: row_tiles as i32,
-            rows: rows as i32,
-            second_row: if target.pair { rows as i32 } else { 0 },
-            expert_rows: (rows * halves) as i32,
-            run: if whole { i32::MAX } else { piece.run as i32 },
-            gap: if whole { 0 } else { (piece.stride - piece.run) as i32 },
-        };
-        row_tiles += rows.div_ceil(ROW_BLOCKS * ROW_BLOCK / halves);
+    for (arg, p) in part.iter_mut().zip(list) {
+        *arg = p.argument(row_tiles, product.epilogue);
+        row_tiles += p.rows().div_ceil(ROW_BLOCKS * ROW_BLOCK / p.halves());
     }
     let sms = backend.sms();
     let (width, column_tiles) = match &product.groups {

@@ -9,7 +9,7 @@ use super::Cuda;
 use super::buffer::Matrix;
 use super::driver::Launch;
 use super::kernels::images;
-use super::linear::{Epilogue, Part, Product};
+use super::linear::{Part, Product};
 use super::queue::CudaQueue;
 use super::weight::{ROW_BLOCK, RecordFormat, WeightArg};
 
@@ -209,22 +209,20 @@ fn launch(backend: &Cuda, queue: &mut CudaQueue, product: &Product<'_>, list: &[
         unused: 0,
     };
     let mut part = [empty; PARTS];
-    let size = if product.epilogue == Epilogue::Float { 4 } else { 2 };
     let mut row_tiles = 0;
-    for (part, Part { target, piece }) in part.iter_mut().zip(list) {
-        let whole = target.weight.pieces().len() == 1;
-        let rows = if whole { target.rows } else { piece.layout.rows };
-        *part = PartArg {
-            weight: target.weight.argument_of(piece),
-            out: Matrix::at(target.out.address() + (piece.first * size) as u64, target.out.stride()),
+    for (arg, p) in part.iter_mut().zip(list) {
+        let (run, gap) = p.run_and_gap();
+        *arg = PartArg {
+            weight: p.weight(),
+            out: p.out(product.epilogue),
             first_tile: row_tiles as i32,
-            rows: rows as i32,
-            second_row: if target.pair { rows as i32 } else { 0 },
-            run: if whole { i32::MAX } else { piece.run as i32 },
-            gap: if whole { 0 } else { (piece.stride - piece.run) as i32 },
+            rows: p.rows() as i32,
+            second_row: p.second_row() as i32,
+            run,
+            gap,
             unused: 0,
         };
-        row_tiles += rows.div_ceil(ROW_BLOCKS * ROW_BLOCK / if target.pair { 2 } else { 1 });
+        row_tiles += p.rows().div_ceil(ROW_BLOCKS * ROW_BLOCK / p.halves());
     }
     let sms = backend.sms();
     let width = Width::best(row_tiles, product.columns, sms);
